@@ -1,0 +1,112 @@
+"""The nouns: mode, settings, instance, host, fleet. All frozen; resolved values, no files and no I/O.
+
+``Settings`` is what a release is made of, next to the engine digest: two instances with equal settings and
+engine have the same release digest. Reading them from TOML is the business of ``inventory``.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_BUDGET = 1024
+
+
+class Frozen(BaseModel):
+    """Base of all models: immutable, unknown keys are errors, no silent coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Mode(StrEnum):
+    """How an instance decodes. The same words in the CLI, inventory, files, logs and docs."""
+
+    AR = "ar"
+    LINEAR = "linear"
+    SHADOW_LINEAR = "shadow-linear"
+    TREE = "tree"
+
+    @property
+    def speculates(self) -> bool:
+        return self is not Mode.AR
+
+    @property
+    def builds_trees(self) -> bool:
+        return self in (Mode.SHADOW_LINEAR, Mode.TREE)
+
+
+class Address(Frozen):
+    """Where SSH finds a host. ``host`` may be a name, an ``~/.ssh/config`` alias, IPv4 or IPv6 (no brackets)."""
+
+    host: str
+    user: str | None = None
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.user + '@' if self.user else ''}{host}{f':{self.port}' if self.port else ''}"
+
+
+class Settings(Frozen):
+    """Everything that decides how one SGLang server is started; part of the release digest.
+
+    Times are seconds. ``budget`` counts tree nodes without the root; ``topk_cap`` is per depth.
+    """
+
+    instance: str
+    mode: Mode
+    gpus: tuple[int, ...]
+    port: Annotated[int, Field(ge=1, le=65535)]
+    model: str
+    drafter: str | None = None
+    budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
+    topk_cap: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 8
+    allow_hybrid_unsafe: bool = False
+    bind: str = "127.0.0.1"
+    served_model_name: str | None = None
+    venv: str = "/opt/sglang/venv"
+    launch_module: str = "sglang.launch_server"
+    user: str | None = None
+    context_length: int | None = None
+    max_running_requests: int | None = None
+    mem_fraction_static: float | None = None
+    extra_args: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    start_timeout_s: Annotated[int, Field(ge=1)] = 900
+    drain_timeout_s: Annotated[int, Field(ge=0)] = 60
+
+
+class HostSpec(Frozen):
+    """One machine of the inventory. ``scope`` user means the caller's own systemd, without sudo."""
+
+    name: str
+    address: Address
+    transport: Literal["ssh", "local"] = "ssh"
+    scope: Literal["system", "user"] = "system"
+    root: str = "/opt/ddtree"
+    gpus: int = 0
+    sudo: bool = True
+    jump: str | None = None
+    identity: tuple[str, ...] = ()
+    known_hosts: str | None = None
+    default_instance: str | None = None
+    instances: dict[str, Settings] = Field(default_factory=dict)
+
+    def unit_dir(self, home: str = "~") -> str:
+        """Where this host's units lie; ``home`` is the remote home, for scope user."""
+        return "/etc/systemd/system" if self.scope == "system" else f"{home}/.config/systemd/user"
+
+
+class Fleet(Frozen):
+    """The whole inventory, resolved: every instance has its full settings."""
+
+    path: str
+    hosts: dict[str, HostSpec]
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+def unit_name(instance: str) -> str:
+    """The systemd unit of an instance."""
+    return f"sglang-ddtree-{instance}.service"
