@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_BUDGET = 1024
 
+INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,47}$"
+"""An instance's name is part of a unit's name and of paths, so it needs quoting in neither."""
+
 
 class Frozen(BaseModel):
     """Base of all models: immutable, unknown keys are errors, no silent coercion."""
@@ -52,26 +55,29 @@ class Address(Frozen):
 class Settings(Frozen):
     """Everything that decides how one SGLang server is started; part of the release digest.
 
-    Times are seconds. ``budget`` counts tree nodes without the root; ``topk_cap`` is per depth.
+    Times are seconds. ``budget`` counts tree nodes without the root; ``topk_cap`` is per depth. ``gpus`` are
+    indices in PCI order, as nvidia-smi counts; empty pins none. ``max_running_requests`` is always rendered: left
+    to itself, SGLang picks 48 for speculation and lets graph capture run out of memory.
     """
 
-    instance: str
+    instance: Annotated[str, Field(pattern=INSTANCE_NAME)]
     mode: Mode
-    gpus: tuple[int, ...]
+    gpus: tuple[Annotated[int, Field(ge=0)], ...]
     port: Annotated[int, Field(ge=1, le=65535)]
     model: str
     drafter: str | None = None
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
     topk_cap: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 8
     allow_hybrid_unsafe: bool = False
+    unsafe_reason: str | None = None
     bind: str = "127.0.0.1"
     served_model_name: str | None = None
     venv: str = "/opt/sglang/venv"
     launch_module: str = "sglang.launch_server"
     user: str | None = None
-    context_length: int | None = None
-    max_running_requests: int | None = None
-    mem_fraction_static: float | None = None
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    max_running_requests: Annotated[int, Field(ge=1)] = 16
+    mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
     start_timeout_s: Annotated[int, Field(ge=1)] = 900
@@ -79,14 +85,17 @@ class Settings(Frozen):
 
 
 class HostSpec(Frozen):
-    """One machine of the inventory. ``scope`` user means the caller's own systemd, without sudo."""
+    """One machine of the inventory. ``scope`` user means the caller's own systemd, without sudo.
+
+    ``gpus`` is how many the machine has; 0 means not stated, and then no index is out of range.
+    """
 
     name: str
     address: Address
     transport: Literal["ssh", "local"] = "ssh"
     scope: Literal["system", "user"] = "system"
     root: str = "/opt/ddtree"
-    gpus: int = 0
+    gpus: Annotated[int, Field(ge=0)] = 0
     sudo: bool = True
     jump: str | None = None
     identity: tuple[str, ...] = ()
@@ -100,11 +109,16 @@ class HostSpec(Frozen):
 
 
 class Fleet(Frozen):
-    """The whole inventory, resolved: every instance has its full settings."""
+    """The whole inventory, resolved: every instance has its full settings.
+
+    ``groups`` hold HOST and HOST:INSTANCE only (groups of groups are resolved). ``notices`` are what the reader
+    changed and a person should know, such as a capped value.
+    """
 
     path: str
     hosts: dict[str, HostSpec]
     groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
 
 def unit_name(instance: str) -> str:

@@ -1,0 +1,119 @@
+"""The frame: the table of commands, the options all share, and the one place where errors become exit codes.
+
+To add a command, write ``ddtree_ops/cli/NAME.py`` with ``register(app)`` and add its name to ``COMMANDS``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ddtree_ops import __version__
+from ddtree_ops.cli.command import DebugOption, InventoryOption, JsonOption
+from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
+from ddtree_ops.ui import Output
+
+# one module of this package each, in the order of --help
+COMMANDS: tuple[str, ...] = ("targets",)
+
+
+class Frame(TyperGroup):
+    """Turns every way a command can end into a message and an exit code. No traceback without ``--debug``."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,  # noqa: ARG002  the frame itself ends the process
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        args = list(sys.argv[1:] if args is None else args)
+        # read here too: an error may come before the options are parsed
+        output = Output(json="--json" in args)
+        debug = "--debug" in args or bool(os.environ.get("DDTREE_DEBUG"))
+        try:
+            code = super().main(
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
+            )
+        except DdtreeError as error:
+            output.error(error)
+            code = error.exit_code
+            if debug:
+                traceback.print_exc()
+        except typer.TyperException as error:
+            output.error(_usage(error))
+            code = ExitCode.USAGE
+        except (KeyboardInterrupt, typer.Abort):
+            code = ExitCode.INTERRUPTED
+        except Exception as error:  # noqa: BLE001  the last net: a bug of ours, said in one line
+            output.error(_bug(error))
+            code = ExitCode.BUG
+            if debug:
+                traceback.print_exc()
+        if code == ExitCode.INTERRUPTED:
+            output.notice("interrupted")
+        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+
+
+def _usage(error: typer.TyperException) -> UsageError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "ddtree-ops"
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    return UsageError(text.rstrip("."), next=f"{path} --help")
+
+
+def _bug(error: Exception) -> DdtreeError:
+    found = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
+    return DdtreeError(found, why="this is a bug of ddtree-ops", next="run the same command with --debug and report it")
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"ddtree-ops {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    context: typer.Context,
+    inventory: InventoryOption = None,
+    json: JsonOption = False,
+    debug: DebugOption = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Deploy, prove and roll back SGLang servers with DDTree speculative decoding.
+
+    TARGET is HOST, HOST:INSTANCE, a group, or all.
+    """
+    del version
+    context.obj = {"inventory": inventory, "json": json, "debug": debug}
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def build_app() -> typer.Typer:
+    """The application with every command of the table."""
+    made = typer.Typer(
+        name="ddtree-ops",
+        cls=Frame,
+        callback=_root,
+        invoke_without_command=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        pretty_exceptions_enable=False,
+    )
+    for name in COMMANDS:
+        importlib.import_module(f"ddtree_ops.cli.{name}").register(made)
+    return made
+
+
+app = build_app()

@@ -1,0 +1,171 @@
+"""How a command is declared: a function, its name, examples; the options all commands share come by themselves.
+
+    @command(app, "render", examples=["ddtree-ops render ct200:tree"], changes=True)
+    def render(session: Session, targets: Targets, overrides: Overrides) -> None:
+        \"\"\"One line for the list of commands.\"\"\"
+
+The first parameter is the ``Session``. With ``changes=True`` the options that change settings (``--mode``,
+``--budget``, ...) are added and arrive as one ``Overrides``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import platformdirs
+import typer
+
+from ddtree_ops.cli.completion import complete_target
+from ddtree_ops.inventory import load_fleet, locate_inventory
+from ddtree_ops.model import Fleet, Mode
+from ddtree_ops.targets import Overrides, Selection, resolve_targets
+from ddtree_ops.ui import Output
+
+InventoryOption = Annotated[
+    Path | None,
+    typer.Option("--inventory", "-i", metavar="FILE", show_default=False, help="Inventory file (TOML)."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        autocompletion=complete_target,
+        help="HOST, HOST:INSTANCE, group or all.",
+    ),
+]
+OptionalTargets = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TARGET",
+        show_default=False,
+        autocompletion=complete_target,
+        help="HOST, HOST:INSTANCE, group or all; everything if left out.",
+    ),
+]
+OneTarget = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_target, help="HOST or HOST:INSTANCE."),
+]
+
+
+@dataclass
+class Session:
+    """What the shared options said: which inventory, which output."""
+
+    inventory: Path | None = None
+    json: bool = False
+    debug: bool = False
+    out: Output = field(default_factory=Output)
+
+    def fleet(self, targets: Sequence[str] = ()) -> Fleet:
+        """The inventory that the targets are in."""
+        path = locate_inventory(
+            self.inventory,
+            targets,
+            environ=os.environ,
+            cwd=Path.cwd(),
+            config_dir=platformdirs.user_config_path("ddtree-ops"),
+        )
+        return load_fleet(path)
+
+    def select(self, targets: Sequence[str] | None, overrides: Overrides | None = None) -> Selection:
+        """The targets with their settings; what a person should know about it is printed."""
+        targets = targets or ()
+        selection = resolve_targets(self.fleet(targets), targets, overrides)
+        for notice in selection.notices:
+            self.out.notice(notice)
+        return selection
+
+
+def _changing(
+    mode: Annotated[Mode | None, typer.Option("--mode", "-m", show_default=False, help="How to decode.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", "-b", metavar="N", show_default=False, help="Tree nodes, 1 to 1024.")
+    ] = None,
+    topk_cap: Annotated[
+        int | None,
+        typer.Option("--topk-cap", "-k", metavar="K", show_default=False, help="Most candidates a depth may offer."),
+    ] = None,
+    gpu: Annotated[
+        list[int] | None,
+        typer.Option("--gpu", "-g", metavar="G", show_default=False, help="GPU index; may be repeated."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "-p", metavar="P", show_default=False, help="Port of the server.")
+    ] = None,
+    allow_hybrid_unsafe: Annotated[
+        bool,
+        typer.Option("--allow-hybrid-unsafe", help="Admit a combination whose parity suite has not passed."),
+    ] = False,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", show_default=False, help="Why; recorded and shown.")
+    ] = None,
+) -> Overrides:
+    return Overrides(
+        mode=mode,
+        budget=budget,
+        topk_cap=topk_cap,
+        gpus=tuple(gpu) if gpu else None,
+        port=port,
+        allow_hybrid_unsafe=allow_hybrid_unsafe or None,
+        unsafe_reason=reason,
+    )
+
+
+def _common(inventory: InventoryOption = None, json: JsonOption = False, debug: DebugOption = False) -> None: ...
+
+
+def command(
+    app: typer.Typer, name: str, *, examples: Sequence[str], changes: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command. ``examples`` are shown at the end of its help."""
+
+    def decorate(func: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in _parameters(func) if p.name not in ("session", "overrides")]
+        changing = _parameters(_changing) if changes else []
+        # a command that has its own --reason (say, for skipping a gate) shares it with the settings' one
+        changing = [p for p in changing if p.name not in {q.name for q in own}]
+        names = {p.name for p in changing}
+
+        @functools.wraps(func)
+        def run(context: typer.Context, **given: Any) -> None:
+            shared = {key: given.pop(key) for key in ("inventory", "json", "debug")}
+            session = _session(context, shared)
+            if changes:
+                wanted = {key: given.pop(key) for key in names}
+                wanted |= {"reason": given["reason"]} if "reason" in given else {}
+                given["overrides"] = _changing(**wanted)
+            func(session, **given)
+
+        first = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        parameters = [first, *own, *changing, *_parameters(_common)]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        epilog = "\n\n".join(["Examples:", *(f"  {example}" for example in examples)])
+        app.command(name, epilog=epilog)(run)
+        return func
+
+    return decorate
+
+
+def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(func, eval_str=True).parameters.values()
+    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+
+
+def _session(context: typer.Context, shared: dict[str, Any]) -> Session:
+    """The shared options may stand before or after the command's name; after wins."""
+    above: dict[str, Any] = context.find_root().obj or {}
+    merged = {key: shared[key] or above.get(key) for key in shared}
+    json = bool(merged["json"])
+    return Session(inventory=merged["inventory"], json=json, debug=bool(merged["debug"]), out=Output(json=json))

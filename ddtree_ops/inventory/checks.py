@@ -1,0 +1,182 @@
+"""What must hold beyond types: in one instance's settings, and between the instances of one host. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ddtree_ops.model import MAX_BUDGET, Mode, Settings
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong: the key (of the settings) it hangs on, what is wrong, why it matters, how to repair it."""
+
+    key: str
+    found: str
+    why: str = ""
+    fix: str = ""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` or an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def settings_problems(settings: Settings) -> list[Problem]:
+    """What is wrong in one instance's settings by themselves."""
+    problems: list[Problem] = []
+    if settings.mode.speculates and not settings.drafter:
+        problems.append(
+            Problem(
+                "mode",
+                f"mode {settings.mode} has no drafter",
+                "every mode but ar verifies what a DFlash drafter proposes",
+                'set drafter = "/path/to/drafter", or use mode ar',
+            )
+        )
+    if settings.allow_hybrid_unsafe and not (settings.unsafe_reason or "").strip():
+        problems.append(
+            Problem(
+                "allow_hybrid_unsafe",
+                "the unsafe flag is set without a reason",
+                "it admits a combination whose parity suite has not passed; who reads status later must learn why",
+                'give --reason "..." on the command line, or set unsafe_reason = "..." in the inventory',
+            )
+        )
+    if len(set(settings.gpus)) != len(settings.gpus):
+        problems.append(Problem("gpus", f"gpus {list(settings.gpus)} names one GPU twice", "", "name each GPU once"))
+    problems += [
+        Problem(f"env.{name}", f"{name!r} is not the name of an environment variable", "systemd would ignore the line",
+                "use letters, digits and underscores")
+        for name in settings.env
+        if not _ENV_NAME.fullmatch(name)
+    ]  # fmt: skip
+    texts = {"model": settings.model, "drafter": settings.drafter or "", "venv": settings.venv}
+    texts |= {f"env.{name}": value for name, value in settings.env.items()}
+    texts |= {f"extra_args[{i}]": value for i, value in enumerate(settings.extra_args)}
+    problems += [
+        Problem(key, f"{key} contains a NUL character", "no command line or environment can carry it", "remove it")
+        for key, value in texts.items()
+        if "\0" in value
+    ]
+    return problems
+
+
+def cap_topk(settings: Settings, *, stated: bool) -> tuple[Settings, str | None]:
+    """A depth cannot hold more nodes than the tree: cap, and say so if the number was asked for."""
+    if settings.topk_cap <= settings.budget:
+        return settings, None
+    capped = settings.model_copy(update={"topk_cap": settings.budget})
+    said = stated and settings.mode.builds_trees
+    notice = f"topk-cap {settings.topk_cap} is above the budget; capped at {settings.budget}"
+    return capped, f"{settings.instance}: {notice}" if said else None
+
+
+def gpu_problem(settings: Settings, gpus_of_host: int) -> Problem | None:
+    """A GPU index the host does not have."""
+    beyond = [gpu for gpu in settings.gpus if gpus_of_host and gpu >= gpus_of_host]
+    if not beyond:
+        return None
+    last = f"0 to {gpus_of_host - 1}" if gpus_of_host > 1 else "only 0"
+    return Problem(
+        "gpus", f"GPU {beyond[0]} is out of range: the host has {gpus_of_host} ({last})", "", f"use a GPU of {last}"
+    )
+
+
+def conflict(settings: Settings, others: Mapping[str, Settings]) -> Problem | None:
+    """A port or GPU that another instance of the same host already has."""
+    for name, other in others.items():
+        if name == settings.instance:
+            continue
+        if other.port == settings.port:
+            free = _free_port(settings.port, others)
+            return Problem(
+                "port",
+                f"port {settings.port} is already instance {name}'s",
+                "two servers cannot listen on one port",
+                f"use another port, for example {free}",
+            )
+        if shared := sorted(set(settings.gpus) & set(other.gpus)):
+            return Problem(
+                "gpus",
+                f"GPU {shared[0]} is already instance {name}'s",
+                "two servers on one GPU run out of its memory",
+                f"use a GPU that no other instance of the host has, or move {name} first",
+            )
+    return None
+
+
+def _free_port(wanted: int, others: Mapping[str, Settings]) -> int:
+    taken = {other.port for other in others.values()}
+    return next(port for port in range(wanted + 1, wanted + 1000) if port not in taken)
+
+
+def explain_validation(error: ValidationError, given: Mapping[str, Any]) -> list[Problem]:
+    """Pydantic's findings in our words, one problem each."""
+    return [_explain(detail, given) for detail in error.errors(include_url=False)]
+
+
+def _explain(detail: ErrorDetails, given: Mapping[str, Any]) -> Problem:
+    loc = detail["loc"]
+    key = str(loc[0]) if loc else ""
+    shown = _show(given.get(key))
+    bounds = detail.get("ctx", {})
+    if detail["type"] == "missing":
+        return Problem(key, f"{key} is missing", "", f"set {key}")
+    if key == "budget" and detail["type"] in _RANGE:
+        return Problem(
+            key,
+            f"budget {shown} is out of range",
+            f"a tree has 1 to {MAX_BUDGET} nodes besides its root",
+            f"use a budget of 1 to {MAX_BUDGET}, for example 16",
+        )
+    if detail["type"] == "enum":
+        modes = [mode.value for mode in Mode]
+        hint = did_you_mean(str(given.get(key)), modes)
+        return Problem(key, f"{key} {shown} is not a mode.{hint}", "", f"use one of {', '.join(modes)}")
+    if detail["type"] in _RANGE:
+        limit = next(iter(bounds.values()))
+        return Problem(key, f"{key} {shown} must be {_RANGE[detail['type']]} {limit}", "", f"change {key}")
+    if detail["type"] == "string_pattern_mismatch":
+        return Problem(
+            key,
+            f"{key} {shown} is not usable as a name",
+            "it becomes part of a unit's name and of paths",
+            "use lower-case letters, digits and dashes, at most 48",
+        )
+    wanted = _WANTED.get(detail["type"], detail["msg"].lower())
+    return Problem(key, f"{key} {shown} {wanted}", "", f"change {key}")
+
+
+_RANGE = {
+    "greater_than_equal": "at least",
+    "less_than_equal": "at most",
+    "greater_than": "more than",
+    "less_than": "less than",
+}
+_WANTED = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a text in quotes",
+    "bool_type": "must be true or false",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a table",
+}
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

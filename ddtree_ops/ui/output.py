@@ -1,0 +1,95 @@
+"""What a person sees, or what a program reads: one object that every command writes through.
+
+Results go to standard output; notices, progress and errors to standard error. Under ``--json`` standard output
+holds exactly one JSON document, the result or the error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ddtree_ops.errors import DdtreeError
+from ddtree_ops.ui.problem import error_data, error_lines
+
+
+def _console(stderr: bool) -> Console:
+    # rich decides by itself about terminals, NO_COLOR and width; a pipe must not be wrapped at 80 columns
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=4096, soft_wrap=True)
+    return console
+
+
+@dataclass
+class Output:
+    """Where a command writes. ``json`` decides between people and programs."""
+
+    json: bool = False
+    out: Console = field(default_factory=lambda: _console(False))
+    err: Console = field(default_factory=lambda: _console(True))
+
+    @property
+    def live(self) -> bool:
+        """Whether progress may redraw: a terminal, and nobody reads JSON."""
+        return self.err.is_terminal and not self.json
+
+    def data(self, value: Any) -> None:
+        """The result, under ``--json``: models, dataclasses of plain values, lists and dictionaries."""
+        self.out.file.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+    def line(self, text: str | Text = "", style: str = "") -> None:
+        """One line of the result. Texts are never read as markup: names may hold brackets."""
+        self.out.print(text if isinstance(text, Text) else Text(text), style=style)
+
+    def raw(self, text: str) -> None:
+        """Text as it is, byte for byte (a unit, a diff to save)."""
+        self.out.file.write(text)
+
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
+        """A table for a terminal; tab-separated lines (with a header) for a pipe."""
+        if not self.out.is_terminal:
+            for row in (columns, *rows):
+                self.out.file.write("\t".join(str(cell) for cell in row) + "\n")
+            return
+        table = Table(title=escape(title) or None, box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column)
+        for row in rows:
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        self.out.print(table)
+
+    def notice(self, text: str) -> None:
+        """Something a person should know though nothing is wrong."""
+        if not self.json:
+            self.err.print(Text("note: ", style="yellow").append(text, style="default"))
+
+    def error(self, error: DdtreeError) -> None:
+        """The error: one JSON document, or found / why / next."""
+        if self.json:
+            self.data({"error": error_data(error)})
+            return
+        for label, text in error_lines(error):
+            style = "bold red" if label == "error" else "bold"
+            self.err.print(Text(f"{label}: ", style=style).append(text, style="default"))
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold, from models, enums, tuples and sets."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    return value

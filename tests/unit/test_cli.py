@@ -1,0 +1,183 @@
+"""The frame: every way to end is a message with found / why / next and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ddtree_ops.cli import app as frame
+from ddtree_ops.cli.command import Session, command
+from ddtree_ops.errors import DdtreeError, ExitCode, LockedError, RolledBackError, UnreachableError
+
+RUNNER = CliRunner()
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The repository root, where ./inventory/ holds the examples; no inventory of the person running the tests."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.delenv("DDTREE_INVENTORY", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+
+def raising(error: BaseException) -> typer.Typer:
+    """An application whose command ``x`` ends with ``error``."""
+    app = frame.build_app()
+
+    @command(app, "x", examples=["ddtree-ops x"])
+    def x(session: Session) -> None:
+        """Fail."""
+        assert not session.out.live
+        raise error
+
+    return app
+
+
+ENDINGS: list[tuple[BaseException, ExitCode]] = [
+    (LockedError("locked by me", "h1", "one at a time", "ddtree-ops unlock h1"), ExitCode.LOCKED),
+    (UnreachableError("no answer", "h1"), ExitCode.UNREACHABLE),
+    (RolledBackError("health failed", "h1:tree"), ExitCode.ROLLED_BACK),
+    (ValueError("oops"), ExitCode.BUG),
+    (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    (typer.Exit(8), ExitCode.MOVED),
+]
+
+
+@pytest.mark.parametrize(("error", "code"), ENDINGS, ids=lambda value: type(value).__name__)
+def test_every_ending_has_its_exit_code(error: BaseException, code: ExitCode) -> None:
+    result = RUNNER.invoke(raising(error), ["x"])
+    assert result.exit_code == code
+    assert "Traceback" not in result.output
+
+
+def test_an_error_is_found_host_why_next() -> None:
+    result = RUNNER.invoke(raising(ENDINGS[0][0]), ["x"])
+    assert result.stdout == ""
+    assert result.stderr == "error: h1: locked by me\nwhy: one at a time\nnext: ddtree-ops unlock h1\n"
+
+
+def test_an_error_under_json_is_one_document() -> None:
+    result = RUNNER.invoke(raising(ENDINGS[0][0]), ["x", "--json"])
+    assert json.loads(result.stdout)["error"] == {
+        "kind": "LockedError",
+        "exit_code": 7,
+        "found": "locked by me",
+        "host": "h1",
+        "why": "one at a time",
+        "next": "ddtree-ops unlock h1",
+        "data": {},
+    }
+    assert result.exit_code == ExitCode.LOCKED
+
+
+def test_a_bug_is_one_line_and_debug_shows_the_traceback() -> None:
+    result = RUNNER.invoke(raising(ValueError("oops\nsecond line")), ["x"])
+    assert result.stderr.splitlines()[0] == "error: unexpected ValueError: oops"
+    debug = RUNNER.invoke(raising(ValueError("oops")), ["x", "--debug"])
+    assert "Traceback" in debug.output
+    assert debug.exit_code == ExitCode.BUG
+
+
+def test_brackets_in_an_error_are_not_markup() -> None:
+    result = RUNNER.invoke(raising(DdtreeError("[red]x[/red] [/]")), ["x"])
+    assert "[red]x[/red] [/]" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "found", "following"),
+    [
+        (["nonsense"], "No such command 'nonsense'", "next: ddtree-ops --help"),
+        (["target"], "Did you mean 'targets'?", "next: ddtree-ops --help"),
+        (["targets", "--colour"], "No such option: --colour", "next: ddtree-ops targets --help"),
+        (["targets", "nowhere"], "unknown host or group 'nowhere'", "next: ddtree-ops targets"),
+        (["targets", "ct200:x"], "ct200: host ct200 has no instance 'x'", "next: ddtree-ops targets ct200"),
+        (["targets", "-i", "nowhere.toml"], "nowhere.toml does not exist", "--inventory FILE"),
+    ],
+)
+def test_usage_errors(args: list[str], found: str, following: str) -> None:
+    result = RUNNER.invoke(frame.app, args, prog_name="ddtree-ops")
+    assert result.exit_code == ExitCode.USAGE
+    assert found in result.stderr
+    assert following in result.stderr
+
+
+def test_no_command_shows_the_help() -> None:
+    result = RUNNER.invoke(frame.app, [])
+    assert result.exit_code == ExitCode.DONE
+    assert "targets" in result.stdout
+
+
+@pytest.mark.parametrize("name", [info.name for info in frame.app.registered_commands])
+def test_every_command_has_help_with_an_example(name: str) -> None:
+    result = RUNNER.invoke(frame.app, [name, "--help"])
+    assert result.exit_code == ExitCode.DONE
+    assert "Examples:" in result.stdout
+    assert f"ddtree-ops {name}" in result.stdout.split("Examples:")[1]
+    assert all(option in result.stdout for option in ("--json", "--inventory", "--debug"))
+
+
+def test_shared_options_stand_before_or_after_the_command() -> None:
+    before = RUNNER.invoke(frame.app, ["--json", "-i", "inventory/ct200.toml", "targets", "ct200"])
+    after = RUNNER.invoke(frame.app, ["targets", "ct200", "--json", "--inventory", "inventory/ct200.toml"])
+    assert before.exit_code == after.exit_code == ExitCode.DONE
+    assert json.loads(before.stdout) == json.loads(after.stdout)
+    assert [t["target"] for t in json.loads(after.stdout)["targets"]] == ["ct200:linear", "ct200:tree"]
+
+
+# -- which inventory
+
+
+HOST = (
+    '[hosts.{name}]\naddress = "{name}"\n[hosts.{name}.instances.a]\nmode = "ar"\ngpus = [0]\nport = 1\nmodel = "/m"\n'
+)
+
+
+def fleet_dir(at: Path, **hosts: str) -> None:
+    (at / "inventory").mkdir()
+    for file, host in hosts.items():
+        (at / "inventory" / f"{file}.toml").write_text(HOST.format(name=host))
+
+
+def test_the_file_that_defines_the_target_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet_dir(tmp_path, x="one", y="two", z="two")
+    monkeypatch.chdir(tmp_path)
+    assert RUNNER.invoke(frame.app, ["targets", "one"]).exit_code == ExitCode.DONE
+    twice = RUNNER.invoke(frame.app, ["targets", "two"])
+    assert "defined in more than one inventory: y.toml, z.toml" in twice.stderr
+    every = RUNNER.invoke(frame.app, ["targets"])
+    assert "more than one inventory" in every.stderr
+    unknown = RUNNER.invoke(frame.app, ["targets", "on"])
+    assert "Did you mean 'one'?" in unknown.stderr
+    assert {r.exit_code for r in (twice, every, unknown)} == {ExitCode.USAGE}
+
+
+def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty = RUNNER.invoke(frame.app, ["targets"])
+    assert empty.exit_code == ExitCode.USAGE
+    assert "no inventory" in empty.stderr
+    config = tmp_path / "ddtree-ops" / "inventory.toml"
+    config.parent.mkdir()
+    config.write_text(HOST.format(name="config"))
+    assert "config:a" in RUNNER.invoke(frame.app, ["targets"]).stdout
+    fleet_dir(tmp_path, x="folder")
+    assert "folder:a" in RUNNER.invoke(frame.app, ["targets"]).stdout
+    (tmp_path / "inventory.toml").write_text(HOST.format(name="single"))
+    assert "single:a" in RUNNER.invoke(frame.app, ["targets"]).stdout
+    (tmp_path / "other.toml").write_text(HOST.format(name="other"))
+    monkeypatch.setenv("DDTREE_INVENTORY", "other.toml")
+    assert "other:a" in RUNNER.invoke(frame.app, ["targets"]).stdout
+    assert "single:a" in RUNNER.invoke(frame.app, ["targets", "-i", "inventory.toml"]).stdout
+
+
+def test_completion_offers_hosts_instances_and_groups() -> None:
+    from ddtree_ops.cli.completion import complete_target
+
+    assert {"all", "ct200", "ct200:linear", "ct200:tree", "prod"} <= set(complete_target([], ""))
+    assert complete_target([], "ct200:t") == ["ct200:tree"]
+    assert complete_target(["ct200", ":"], "l") == ["linear"]  # bash has split the word at the colon

@@ -1,0 +1,129 @@
+"""TARGET and options to instances."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddtree_ops.errors import ExitCode, UsageError
+from ddtree_ops.inventory import parse_fleet
+from ddtree_ops.model import Mode
+from ddtree_ops.targets import Overrides, one_target, resolve_targets
+
+FLEET = parse_fleet(
+    """
+    [defaults.instance]
+    model = "/m"
+    drafter = "/d"
+    [hosts.ct200]
+    address = "ct200"
+    gpus = 8
+    default_instance = "tree"
+    instances.linear = {mode = "linear", gpus = [0], port = 30000}
+    instances.tree = {mode = "tree", gpus = [1], port = 30001}
+    [hosts.two]
+    address = "two"
+    gpus = 2
+    instances.a = {mode = "linear", gpus = [0], port = 30000}
+    instances.b = {mode = "linear", gpus = [1], port = 30001}
+    [hosts.one]
+    address = "one"
+    instances.bare = {mode = "ar", gpus = [0], port = 30000, drafter = ""}
+    [hosts.none]
+    address = "none"
+    [groups]
+    prod = ["ct200:linear", "one"]
+    """,
+    "fleet.toml",
+)
+
+
+def names(*targets: str, **options: object) -> list[str]:
+    return [t.name for t in resolve_targets(FLEET, targets, Overrides(**options)).targets]  # type: ignore[arg-type]
+
+
+def refused(*targets: str, **options: object) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        names(*targets, **options)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.next
+    return caught.value
+
+
+def test_a_bare_host_is_all_its_instances() -> None:
+    assert names("ct200") == ["ct200:linear", "ct200:tree"]
+
+
+def test_with_options_a_bare_host_is_its_default_instance() -> None:
+    assert names("ct200", mode=Mode.TREE, budget=32) == ["ct200:tree"]
+    assert names("one", port=31000) == ["one:bare"]
+
+
+def test_a_reason_alone_changes_nothing() -> None:
+    assert names("ct200", unsafe_reason="skip a gate") == ["ct200:linear", "ct200:tree"]
+
+
+def test_options_arrive() -> None:
+    [target] = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.TREE, budget=32, gpus=(2, 3), port=30005)).targets
+    s = target.settings
+    assert (s.mode, s.budget, s.topk_cap, s.gpus, s.port) == (Mode.TREE, 32, 8, (2, 3), 30005)
+
+
+def test_groups_all_and_repetition() -> None:
+    assert names("prod", "one", "ct200:linear") == ["ct200:linear", "one:bare"]
+    assert refused("all").found == "host none has no instances"
+
+
+def test_more_than_one_instance_and_no_default() -> None:
+    error = refused("two", mode=Mode.TREE)
+    assert "it has a, b" in error.found
+    assert error.next == "name it: two:a"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "found"),
+    [
+        ("ct20", {}, "unknown host or group 'ct20'. Did you mean 'ct200'?"),
+        ("ct20:tree", {}, "unknown host 'ct20'. Did you mean 'ct200'?"),
+        ("ct200:tre", {}, "host ct200 has no instance 'tre'. Did you mean 'tree'?"),
+        ("ct200:", {}, "host ct200 has no instance ''."),
+        ("ct200", {"budget": 0}, "budget 0 is out of range"),
+        ("ct200", {"budget": -1}, "budget -1 is out of range"),
+        ("ct200", {"budget": 1025}, "budget 1025 is out of range"),
+        ("ct200", {"topk_cap": 0}, "topk_cap 0 must be at least 1"),
+        ("ct200", {"gpus": (8,)}, "GPU 8 is out of range: the host has 8 (0 to 7)"),
+        ("ct200", {"gpus": (0,)}, "GPU 0 is already instance linear's"),
+        ("ct200", {"port": 30000}, "port 30000 is already instance linear's"),
+        ("ct200", {"port": 0}, "port 0 must be at least 1"),
+        ("ct200", {"allow_hybrid_unsafe": True}, "the unsafe flag is set without a reason"),
+        ("ct200", {"allow_hybrid_unsafe": True, "unsafe_reason": " "}, "the unsafe flag is set without a reason"),
+        ("one", {"mode": Mode.TREE}, "mode tree has no drafter"),
+    ],
+)
+def test_bad_targets_and_options(target: str, options: dict[str, object], found: str) -> None:
+    assert refused(target, **options).found == found
+
+
+def test_two_changed_instances_conflict_with_each_other() -> None:
+    assert "already instance" in refused("two:a", "two:b", port=31000).found
+
+
+def test_moving_two_instances_apart_is_checked_against_the_change() -> None:
+    assert names("two:a", "two:b", mode=Mode.TREE) == ["two:a", "two:b"]
+
+
+def test_topk_cap_above_budget_is_capped_and_said() -> None:
+    selection = resolve_targets(FLEET, ["ct200"], Overrides(budget=8, topk_cap=16))
+    assert selection.targets[0].settings.topk_cap == 8
+    assert selection.notices == ("ct200:tree: topk-cap 16 is above the budget; capped at 8",)
+
+
+def test_a_budget_without_a_tree_is_said() -> None:
+    selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.LINEAR, budget=8))
+    assert "--budget 8 has no effect in mode linear" in selection.notices[-1]
+
+
+def test_one_target() -> None:
+    assert one_target(FLEET, "ct200").name == "ct200:tree"
+    assert one_target(FLEET, "two:b").name == "two:b"
+    with pytest.raises(UsageError, match="means 2 instances"):
+        one_target(FLEET, "prod")
