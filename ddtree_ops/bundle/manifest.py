@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from ddtree_ops.model import Frozen
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-RelativePath = Annotated[str, Field(pattern=r"^(?!/)(?!.*(?:^|/)\.\.?(?:/|$))[^\\\x00\n]+$")]
+
+
+def _inside(path: str) -> str:
+    """A path that stays inside the overlay, spelt in its one canonical way."""
+    if not re.fullmatch(r"[\w.+-]+(/[\w.+-]+)*", path, re.ASCII) or {".", ".."} & set(path.split("/")):
+        raise ValueError(f"{path!r} is not a plain relative path")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(_inside)]
 
 
 class PatchRecord(Frozen):
