@@ -1,0 +1,88 @@
+"""The engine's tests run on the CPU: kernels in Triton's interpreter, SGLang from its pinned wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+import types
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Triton reads this when a kernel is decorated, that is, before anything imports one.
+os.environ["TRITON_INTERPRET"] = "1"
+
+ENGINE_SRC = Path(__file__).parents[2] / "patches" / "sglang-ddtree" / "src"
+if str(ENGINE_SRC) not in sys.path:
+    sys.path.insert(0, str(ENGINE_SRC))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The interpreter turns one-element arrays into scalars in a way NumPy will drop; nothing else is let pass."""
+    config.addinivalue_line(
+        "filterwarnings", "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
+    )
+
+
+@pytest.fixture(scope="session")
+def sglang_src() -> Path:
+    """A folder that holds the package ``sglang`` in the pinned version, for sys.path or to read files.
+
+    ``DDTREE_SGLANG_SRC`` names one; else the pinned wheel is fetched and unpacked once into the cache.
+    """
+    if given := os.environ.get("DDTREE_SGLANG_SRC"):
+        folder = Path(given)
+        assert (folder / "sglang" / "srt").is_dir(), f"DDTREE_SGLANG_SRC={given} holds no sglang package"
+        return folder
+    from ddtree_ops.bundle.wheel import SGLANG_VERSION, fetch_wheel
+    from ddtree_ops.data import cache_dir
+
+    folder = cache_dir() / "src" / f"sglang-{SGLANG_VERSION}"
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+            unpacked = Path(work) / "sglang"
+            with zipfile.ZipFile(fetch_wheel()) as wheel:
+                wheel.extractall(unpacked)
+            try:
+                unpacked.rename(folder)
+            except OSError:  # another test process was first
+                assert folder.is_dir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stock_kernel(sglang_src: Path) -> Callable[[str], types.ModuleType]:
+    """Load one of SGLang's kernel files alone: ``stock_kernel("mamba/causal_conv1d_triton")``.
+
+    Importing it through the package would need the whole server's dependencies. The kernels need
+    nothing of it but one question about the GPU, answered here.
+    """
+
+    def load(name: str) -> types.ModuleType:
+        path = sglang_src / "sglang" / "kernels" / "ops" / f"{name}.py"
+        names = ["sglang", "sglang.kernels", "sglang.kernels.jit", "sglang.kernels.jit.utils"]
+        before = {n: sys.modules.get(n) for n in names}
+        for n in names:
+            sys.modules[n] = types.ModuleType(n)
+        sys.modules[names[-1]].is_arch_support_pdl = lambda: False  # type: ignore[attr-defined]
+        try:
+            spec = importlib.util.spec_from_file_location("stock_" + path.stem, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+        finally:
+            for n, old in before.items():
+                if old is None:
+                    del sys.modules[n]
+                else:
+                    sys.modules[n] = old
+        return module
+
+    return load
