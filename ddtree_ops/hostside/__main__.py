@@ -1,0 +1,106 @@
+"""Read one request, run its operation, answer in JSON lines."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any, NoReturn
+
+from . import files, lock
+from .context import Context, Failure, Op
+
+# Which module holds an operation, and whether it changes the host (then the caller must hold the lock). Modules are
+# imported by need: most of the time of a call is Python reading source out of the zip.
+OPERATIONS: dict[str, tuple[str, bool]] = {
+    "facts": ("facts", False),
+    "lock": ("lock", False),
+    "unlock": ("lock", False),
+    "renew": ("lock", False),
+    "missing": ("staging", False),
+    "stage_release": ("staging", True),
+    "switch": ("switch", True),
+    "write_unit": ("switch", True),
+    "systemctl": ("units", True),
+    "observe": ("observe", False),
+    "complete": ("observe", False),
+    "record": ("state", True),
+    "history": ("state", False),
+    "take_back": ("take_back", True),
+    "evidence": ("evidence", False),
+    "prune": ("prune", True),
+    "logs": ("journal", False),
+}
+
+
+class Deadline(BaseException):
+    """The alarm: not an Exception, so that nothing on the way mistakes it for a failed step."""
+
+
+def ring(_signal: int, _frame: Any) -> NoReturn:
+    raise Deadline
+
+
+def main() -> int:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not end up among the answers
+    request: dict[str, Any] = {}
+    error: Failure | None = None
+    try:
+        request = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
+        ctx = Context(request, sys.stdin.buffer, answers)
+    except (ValueError, KeyError, TypeError) as bad:
+        answers.write(json.dumps(failed(Failure("HelperError", f"the request is not JSON: {bad}"), "")).encode())
+        answers.write(b"\n")
+        return 1
+    seconds = float(request.get("deadline_s") or 600.0)
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        value = dispatch(ctx, request, seconds)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except Failure as failure:
+        error = failure
+    except Deadline:
+        error = Failure("DeadlineError", "{} took longer than {:.0f} s".format(request.get("op"), seconds))
+    except OSError as oserror:
+        known = files.explain(oserror)
+        error = Failure("RefusedError", **known) if known else bug(oserror)
+    except Exception as unexpected:  # noqa: BLE001  the boundary: a bug becomes an answer with its traceback
+        error = bug(unexpected)
+    if error is not None:
+        ctx.emit(failed(error, ctx.host))
+        return 1
+    ctx.emit({"event": "result", "ok": True, "value": value})
+    return 0
+
+
+def dispatch(ctx: Context, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    op = request.get("op", "")
+    if op not in OPERATIONS:
+        raise Failure("HelperError", f"this helper knows no operation {op!r}")
+    module, changes = OPERATIONS[op]
+    if changes or (ctx.lock and module != "lock"):
+        # The lease outlives the operation, so nobody can take the lock over while it runs; looking also renews it.
+        lock.require(ctx, ctx.lock, max(lock.LEASE_S, seconds + 10.0))
+    package = __name__.rpartition(".")[0]
+    ops: dict[str, Op]
+    ops = importlib.import_module(f"{package}.{module}").OPS
+    return ops[op](ctx, request.get("args") or {})
+
+
+def bug(error: Exception) -> Failure:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return Failure("HelperError", f"{type(error).__name__}: {error}", traceback=trace)
+
+
+def failed(error: Failure, host: str) -> dict[str, Any]:
+    said = {"kind": error.kind, "found": error.found, "why": error.why, "data": error.data}
+    return {"event": "result", "ok": False, "error": dict(said, next=error.next.replace("{host}", host))}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The lock of a host: who changes it, since when, what for, and until when that claim holds.
+
+One lock for the whole host, ``<root>/lock.json``. It appears by link(2), whole or not at all. It ends by the host's
+clock: a client that died does not block the next one for longer than its lease, and taking such a lock over is
+recorded. A kernel lock on ``lock.guard`` orders the helpers that look at it at the same instant; the kernel frees
+that one when its holder dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from typing import Any, Iterator
+
+from . import files
+from .context import Context, Failure, Op
+
+LEASE_S = 120.0
+
+
+@contextlib.contextmanager
+def guarded(ctx: Context) -> Iterator[str]:
+    """The path of the lock, while no other helper looks at it."""
+    files.make_dirs(ctx.root)
+    fd = os.open(ctx.path("lock.guard"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield ctx.path("lock.json")
+    finally:
+        os.close(fd)
+
+
+def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """Take the lock: {owner, pid, client, purpose, lease_s} -> {token, lock, took_over}.
+
+    ``client`` names the operator's machine so that only that machine may judge whether ``pid`` still lives.
+    """
+    now = time.time()
+    wanted = {
+        "token": os.urandom(16).hex(),
+        "owner": str(args["owner"]),
+        "pid": args.get("pid"),
+        "client": args.get("client"),
+        "purpose": str(args.get("purpose", "")),
+        "since": now,
+        "expires": now + float(args.get("lease_s", LEASE_S)),
+    }
+    with guarded(ctx) as path:
+        held = files.read_json(path)
+        if held is None and os.path.exists(path):
+            held = {"owner": "nobody (the lock file is damaged)", "expires": 0}
+        if held is not None and held.get("expires", 0) > now:
+            raise held_by(held)
+        if held is None:
+            publish(path, wanted)
+        else:
+            wanted["took_over_from"] = public(held)
+            files.write_json(path, wanted)
+    if held is not None:
+        audit(ctx, "lock-taken-over", by=wanted["owner"], was=public(held))
+    return {"token": wanted["token"], "lock": public(wanted), "took_over": public(held) if held else None}
+
+
+def publish(path: str, value: dict[str, Any]) -> None:
+    tmp = files.temporary(path)
+    files.write_new(tmp, files.to_json(value))
+    try:
+        os.link(tmp, path)
+    finally:
+        os.unlink(tmp)
+    files.fsync_dir(os.path.dirname(path))
+
+
+def unlock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """Free the lock: {token} frees one's own, {force: true, by} anybody's. -> {was}."""
+    with guarded(ctx) as path:
+        held = files.read_json(path)
+        if held is not None and not args.get("force") and held.get("token") != args.get("token"):
+            raise held_by(held)
+        files.remove_link(path)
+    if held is not None and args.get("force"):
+        audit(ctx, "lock-freed-by-force", by=args.get("by", ""), was=public(held))
+    return {"was": public(held) if held else None}
+
+
+def renew(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """Hold on to the lock: {token, lease_s} -> {lock}."""
+    return {"lock": public(require(ctx, str(args["token"]), float(args.get("lease_s", LEASE_S))))}
+
+
+def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
+    """The lock, renewed for at least ``lease_s``; LockedError if it is not held by ``token`` (any more)."""
+    with guarded(ctx) as path:
+        held = files.read_json(path)
+        if held is None or not token or held.get("token") != token:
+            if held is not None and held.get("expires", 0) > time.time():
+                raise held_by(held)
+            raise Failure(
+                "LockedError",
+                "this change does not hold the host's lock (any more)",
+                "another change may have begun in between, so this one stops here",
+                "ddtree-ops status {host}",
+            )
+        until = time.time() + lease_s
+        if until > held["expires"]:
+            held["expires"] = until
+            files.write_json(path, held)
+    return dict(held)
+
+
+def read(ctx: Context) -> dict[str, Any] | None:
+    """The lock as anybody may see it, and whether its lease still runs."""
+    held = files.read_json(ctx.path("lock.json"))
+    return dict(public(held), live=held.get("expires", 0) > time.time()) if held else None
+
+
+def public(held: dict[str, Any]) -> dict[str, Any]:
+    """Without the token: that is what makes the lock one's own."""
+    return {k: v for k, v in held.items() if k != "token"}
+
+
+def held_by(held: dict[str, Any]) -> Failure:
+    """Who, since when, what for, and the command that ends it."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(held.get("since", 0)))
+    until = time.strftime("%H:%M:%S UTC", time.gmtime(held.get("expires", 0)))
+    pid = ", pid {}".format(held["pid"]) if held.get("pid") else ""
+    return Failure(
+        "LockedError",
+        "locked by {}{} since {} for: {}".format(held.get("owner"), pid, since, held.get("purpose") or "(not said)"),
+        f"two changes at once would undo each other; the claim ends at {until} unless it is renewed",
+        "ddtree-ops unlock {host}",
+        lock=public(held),
+    )
+
+
+def audit(ctx: Context, what: str, **details: Any) -> None:
+    """One line in the host's own log of what was done to it."""
+    files.make_dirs(ctx.root)
+    files.append_line(ctx.path("audit.jsonl"), dict(details, at=time.time(), what=what))
+
+
+OPS: dict[str, Op] = {"lock": lock, "unlock": unlock, "renew": renew}

@@ -1,0 +1,162 @@
+"""Receiving releases: a tar stream becomes a complete, verified folder, or nothing.
+
+A manifest names every file with its sha256: ``{"files": {"unit": "<sha256>", ...}, ...}``. The folder gets its name
+only after every file was checked and flushed, so a folder that has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from typing import Any, BinaryIO, Callable
+
+from . import files
+from .context import Context, Failure, Op
+
+MANIFEST = "manifest.json"
+# Written beside the manifest's files later on, by the helper itself.
+ADDED_LATER = {"gates.json"}
+MAX_FILE = 1 << 30
+
+
+def missing(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """{engines: [digest], releases: {instance: [digest]}, blobs: [sha256]} -> those of each that the host lacks.
+
+    A blob counts as present if the manifest of a complete engine names it.
+    """
+    releases = {
+        instance: [r for r in wanted if files.read_json(os.path.join(ctx.release_dir(instance, r), MANIFEST)) is None]
+        for instance, wanted in (args.get("releases") or {}).items()
+    }
+    engines = [
+        e for e in args.get("engines") or [] if files.read_json(os.path.join(ctx.engine_dir(e), MANIFEST)) is None
+    ]
+    blobs = args.get("blobs") or []
+    known = known_blobs(ctx) if blobs else set()
+    return {"engines": engines, "releases": releases, "blobs": [b for b in blobs if b not in known]}
+
+
+def known_blobs(ctx: Context) -> set[str]:
+    found: set[str] = set()
+    for engine in files_in(ctx.path("engines")):
+        manifest = files.read_json(ctx.path("engines", engine, MANIFEST)) or {}
+        found.update(wanted_files(manifest).values())
+    return found
+
+
+def files_in(folder: str) -> list[str]:
+    return [n for n in (os.listdir(folder) if os.path.isdir(folder) else []) if not n.startswith(".")]
+
+
+def wanted_files(manifest: dict[str, Any]) -> dict[str, str]:
+    """path -> sha256 of a manifest, whether it gives the sha256 alone or among other things."""
+    return {p: v if isinstance(v, str) else v["sha256"] for p, v in (manifest.get("files") or {}).items()}
+
+
+def stage_release(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """{instance, release} and a tar with manifest.json and its files -> {staged, mended}."""
+    instance, release = args["instance"], args["release"]
+    place = ctx.release_dir(instance, release)
+    parent = os.path.dirname(place)
+    files.make_dirs(parent)
+    files.sweep(parent)
+    if os.path.isdir(place) and not damage(place):
+        return {"staged": False, "mended": []}
+    tmp = os.path.join(parent, files.TMP + release)
+    os.mkdir(tmp, 0o755)
+    try:
+        receive(ctx.payload, tmp)
+        complain_if_damaged(tmp, release)
+        if os.path.isdir(place):
+            return {"staged": False, "mended": mend(tmp, place)}
+        files.fsync_dir(tmp)
+        os.rename(tmp, place)
+        files.fsync_dir(parent)
+    finally:
+        files.remove_entry(tmp)
+    return {"staged": True, "mended": []}
+
+
+def receive(stream: BinaryIO, folder: str, progress: Callable[[int], None] | None = None) -> None:
+    """Unpack regular files only, each flushed; anything that could leave ``folder`` is refused."""
+    done = 0
+    try:
+        with tarfile.open(fileobj=stream, mode="r|*") as tar:
+            for member in tar:
+                name = os.path.normpath(member.name)
+                if os.path.isabs(name) or name.split(os.sep)[0] == ".." or not (member.isreg() or member.isdir()):
+                    raise Failure("HelperError", f"the upload contains {member.name!r}, which is not a plain file")
+                path = os.path.join(folder, name)
+                if member.isdir():
+                    files.make_dirs(path)
+                    continue
+                source = tar.extractfile(member)
+                if source is None or member.size > MAX_FILE:
+                    raise Failure("HelperError", f"the upload contains {member.name!r} of {member.size} bytes")
+                files.make_dirs(os.path.dirname(path))
+                files.write_new(path, source.read(), 0o755 if member.mode & 0o100 else 0o644)
+                done += member.size
+                if progress is not None:
+                    progress(done)
+    except (tarfile.TarError, EOFError) as torn:
+        raise Failure(
+            "UnreachableError", f"the upload broke off: {torn}", "nothing of it was kept", "ddtree-ops deploy {host}"
+        ) from torn
+
+
+def damage(folder: str) -> list[str]:
+    """What is wrong with a staged folder: files that are missing, differ or are too many; empty if it is whole."""
+    manifest = files.read_json(os.path.join(folder, MANIFEST))
+    if not isinstance(manifest, dict):
+        return [f"{MANIFEST} is missing or unreadable"]
+    wanted = wanted_files(manifest)
+    wrong = []
+    for path, digest in sorted(wanted.items()):
+        try:
+            if files.sha256(os.path.join(folder, path)) != digest:
+                wrong.append(f"{path} differs from the manifest")
+        except OSError:
+            wrong.append(f"{path} is missing")
+    for base, _dirs, names in os.walk(folder):
+        for name in names:
+            path = os.path.relpath(os.path.join(base, name), folder)
+            if path not in wanted and path != MANIFEST and path not in ADDED_LATER and not name.startswith(files.TMP):
+                wrong.append(f"{path} is not in the manifest")
+    return wrong
+
+
+def complain_if_damaged(folder: str, release: str) -> None:
+    wrong = damage(folder)
+    if wrong:
+        raise Failure(
+            "HelperError", "the upload of {} is not what its manifest says: {}".format(release, "; ".join(wrong[:5])),
+            "nothing of it was kept", "ddtree-ops deploy {host}", files=wrong,
+        )  # fmt: skip
+
+
+def mend(source: str, place: str) -> list[str]:
+    """Put back what somebody changed in a staged release, file by file: ``current`` may point at it meanwhile."""
+    manifest = json.loads(read(os.path.join(source, MANIFEST)).decode("utf-8"))
+    mended = []
+    for path in [*sorted(wanted_files(manifest)), MANIFEST]:
+        target = os.path.join(place, path)
+        if not os.path.isfile(target) or files.sha256(target) != files.sha256(os.path.join(source, path)):
+            files.make_dirs(os.path.dirname(target))
+            files.write_file(target, read(os.path.join(source, path)))
+            mended.append(path)
+    for line in damage(place):
+        if line.endswith("is not in the manifest"):
+            files.remove_link(os.path.join(place, line[: -len(" is not in the manifest")]))
+    return mended
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as src:
+        return src.read()
+
+
+OPS: dict[str, Op] = {
+    "missing": missing,
+    "stage_release": stage_release,
+}

@@ -1,0 +1,95 @@
+"""Return to a release: what ``rollback`` does, what a failed deploy does, and what the host's own timer runs.
+
+It may be killed anywhere and run again: what it means to do is recorded first and struck out last.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from . import files, staging, state, switch, units
+from .context import Context, Failure, Op
+
+NONE = "none"
+
+
+def take_back(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """{instance, to?: DIGEST | "none", reason?, details?, mark?, invocation?} -> {was, to, restarted, stopped, ...}.
+
+    Without ``to`` it is the last proven release, else the one before, else none. ``mark`` (default true): the release
+    that is left is marked as taken back. ``invocation``: the InvocationID seen before the change; if it still runs,
+    the old server was never touched and is left in peace.
+    """
+    instance = args["instance"]
+    known = state.load(ctx, instance)
+    was = state.current(ctx, instance)
+    pending = known.get("taking_back") or {}
+    to = args.get("to") or pending.get("to") or choose(ctx, instance, known, was)
+    if to != NONE:
+        switch.complete_or_fail(ctx, instance, to)
+    left = pending.get("left", was)
+    known["taking_back"] = {"to": to, "left": left}
+    if args.get("mark", True) and left and left != to:
+        state.mark_taken_back(known, left, str(args.get("reason", "")))
+    state.save(ctx, instance, known)
+
+    switch.point_at(ctx, instance, None if to == NONE else to)
+    done = stop_for_good(ctx, instance) if to == NONE else start_again(ctx, instance, args.get("invocation"))
+
+    known = state.load(ctx, instance)
+    known.pop("taking_back", None)
+    state.remember(
+        ctx, instance, "taken-back", release=left, to=None if to == NONE else to,
+        reason=args.get("reason", ""), **(args.get("details") or {}),
+    )  # fmt: skip
+    state.save(ctx, instance, known)
+    return dict(done, was=left, to=None if to == NONE else to)
+
+
+def choose(ctx: Context, instance: str, known: dict[str, Any], was: str | None) -> str:
+    """The last proven release, else the one before, if it is whole, is another one and was never taken back."""
+    for release in (known.get("proven"), known.get("previous")):
+        if not release or release == was or release in known["taken_back"]:
+            continue
+        if not staging.damage(ctx.release_dir(instance, release)):
+            return str(release)
+    return NONE
+
+
+def start_again(ctx: Context, instance: str, invocation: str | None) -> dict[str, Any]:
+    changed = switch.write_unit(ctx, {"instance": instance})["changed"]
+    now = units.shown(ctx, instance)
+    if changed or now.get("NeedDaemonReload") == "yes":
+        succeed(units.act(ctx, "daemon-reload", instance))
+    untouched = invocation and now.get("InvocationID") == invocation and now.get("ActiveState") == "active"
+    if not untouched:
+        units.act(ctx, "reset-failed", instance)
+        succeed(units.act(ctx, "restart", instance))
+    return {"unit_changed": changed, "restarted": not untouched, "stopped": False}
+
+
+def stop_for_good(ctx: Context, instance: str) -> dict[str, Any]:
+    """No release is left: the unit that was there before ours comes back, else there is none."""
+    succeed(units.act(ctx, "stop", instance))
+    before = os.path.join(ctx.instance_dir(instance), "found-unit")
+    if os.path.isfile(before):
+        files.write_file(ctx.unit_path(instance), staging.read(before))
+    else:
+        units.act(ctx, "disable", instance)
+        files.remove_link(ctx.unit_path(instance))
+    succeed(units.act(ctx, "daemon-reload", instance))
+    if not os.path.isfile(before):
+        units.act(ctx, "reset-failed", instance)
+    return {"unit_changed": True, "restarted": False, "stopped": True}
+
+
+def succeed(done: dict[str, Any]) -> None:
+    if not done["ok"]:
+        raise Failure(
+            "NotRolledBackError", "{} failed: {}".format(" ".join(done["argv"]), (done["err"] or done["out"]).strip()),
+            "the release is taken back on disk, but systemd did not follow", "ddtree-ops status {host}", ran=done,
+        )  # fmt: skip
+
+
+OPS: dict[str, Op] = {"take_back": take_back}
