@@ -40,7 +40,7 @@ class EngineFile(Frozen):
 
 
 class EngineManifest(Frozen):
-    """``manifest.json`` of an engine. Paths are relative to the overlay, which is laid out like site-packages.
+    """``manifest.json`` of an engine. Paths are relative to its ``site/``, which is laid out like site-packages.
 
     base: the files of SGLang that the series touches, as they must be on a host before.
     patched: the same files after the series.  new: the plugin and its metadata.

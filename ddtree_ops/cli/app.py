@@ -21,7 +21,7 @@ from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
 from ddtree_ops.ui import Output
 
 # one module of this package each, in the order of --help
-COMMANDS: tuple[str, ...] = ("targets",)
+COMMANDS: tuple[str, ...] = ("bundle", "targets")
 
 
 class Frame(TyperGroup):

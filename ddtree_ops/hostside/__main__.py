@@ -22,6 +22,8 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "renew": ("lock", False),
     "missing": ("staging", False),
     "stage_release": ("staging", True),
+    "engine_missing": ("engine", False),
+    "stage_engine": ("engine", True),
     "switch": ("switch", True),
     "write_unit": ("switch", True),
     "systemctl": ("units", True),

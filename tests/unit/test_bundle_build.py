@@ -7,13 +7,16 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
 from ddtree_ops.bundle import build as build_module
 from ddtree_ops.bundle.build import Bundle, build_bundle, read_archive, write_archive
 from ddtree_ops.bundle.manifest import EngineManifest
+from ddtree_ops.cli.app import build_app
 from ddtree_ops.errors import RefusedError, UsageError
 
 BASE = b"one\ntwo\nthree\n"
@@ -167,3 +170,39 @@ def test_manifest_takes_no_path_that_leaves_the_overlay(patches: Path, tmp_path:
     value["new"][path] = {"sha256": "0" * 64, "size": 1}
     with pytest.raises(ValidationError):
         EngineManifest.model_validate_json(json.dumps(value))
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def bundle_command(*args: str) -> Any:
+    return CliRunner().invoke(build_app(), ["bundle", *args], prog_name="ddtree-ops")
+
+
+@pytest.fixture
+def shipped(patches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small patches in place of the shipped ones, and a cache of its own."""
+    monkeypatch.setattr(build_module, "data_dir", lambda _: patches)
+    monkeypatch.setenv("DDTREE_OPS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("shipped")
+def test_command_builds_writes_and_shows_the_same_engine(patches: Path, tmp_path: Path) -> None:
+    digest = build_bundle(patches=patches, cache=tmp_path / "cache").digest
+    archive = str(tmp_path / "engine.tar")
+    built = bundle_command("--output", archive)
+    assert built.exit_code == 0, built.output
+    assert f"engine {digest}" in built.output
+    assert "0001-count.patch: Count in digits" in built.output
+    shown = json.loads(bundle_command("--inspect", archive, "--json").stdout)
+    assert shown["digest"] == digest
+    assert list(shown["patched"]) == ["sglang/srt/count.py"]
+
+
+@pytest.mark.usefixtures("shipped")
+def test_command_says_what_to_do_about_a_bad_file(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"not a tar")
+    shown = bundle_command("--inspect", str(tmp_path / "x.tar"))
+    assert shown.exit_code == 2
+    assert "is not an engine bundle" in shown.output
+    assert "ddtree-ops bundle --output FILE" in shown.output
