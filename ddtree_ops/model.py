@@ -16,6 +16,9 @@ MAX_BUDGET = 1024
 INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,47}$"
 """An instance's name is part of a unit's name and of paths, so it needs quoting in neither."""
 
+PROGRAM_PATH = r"^/[^\x00-\x1f\x7f\"'\\$]*$"
+"""In the path of a program systemd takes no quotes, backslashes or control characters, and expands no variable."""
+
 
 class Frozen(BaseModel):
     """Base of all models: immutable, unknown keys are errors, no silent coercion."""
@@ -72,9 +75,9 @@ class Settings(Frozen):
     unsafe_reason: str | None = None
     bind: str = "127.0.0.1"
     served_model_name: str | None = None
-    venv: str = "/opt/sglang/venv"
-    launch_module: str = "sglang.launch_server"
-    user: str | None = None
+    venv: Annotated[str, Field(pattern=PROGRAM_PATH)] = "/opt/sglang/venv"
+    launch_module: Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")] = "sglang.launch_server"
+    user: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*\$?$")] | None = None
     context_length: Annotated[int, Field(ge=1)] | None = None
     max_running_requests: Annotated[int, Field(ge=1)] = 16
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -101,6 +104,7 @@ class HostSpec(Frozen):
     identity: tuple[str, ...] = ()
     known_hosts: str | None = None
     default_instance: str | None = None
+    unit_template: str | None = None
     instances: dict[str, Settings] = Field(default_factory=dict)
 
     def unit_dir(self, home: str = "~") -> str:

@@ -21,7 +21,11 @@ from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
 from ddtree_ops.ui import Output
 
 # one module of this package each, in the order of --help
-COMMANDS: tuple[str, ...] = ("bundle", "targets")
+COMMANDS: tuple[str, ...] = (
+    "targets",
+    "render",
+    "bundle",
+)
 
 
 class Frame(TyperGroup):
@@ -68,7 +72,16 @@ def _usage(error: typer.TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "ddtree-ops"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    for theirs, ours in _WORDS:
+        text = text.replace(theirs, ours)
     return UsageError(text.rstrip("."), next=f"{path} --help")
+
+
+_WORDS = (  # what pydantic says to programmers, for people
+    ("Value error, ", ""),
+    ("Input should be a valid integer, unable to parse string as an integer", "it must be a whole number"),
+    ("Input should be a valid number, unable to parse string as a number", "it must be a number"),
+)
 
 
 def _bug(error: Exception) -> DdtreeError:

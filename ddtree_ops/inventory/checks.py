@@ -12,6 +12,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ddtree_ops.model import MAX_BUDGET, Mode, Settings
+from ddtree_ops.text import unusable
+
+OWNED_VARIABLES = frozenset({"PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"})
+"""What the unit sets by itself: the engine is found by the first, the GPUs are pinned by the others."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -61,15 +65,22 @@ def settings_problems(settings: Settings) -> list[Problem]:
         for name in settings.env
         if not _ENV_NAME.fullmatch(name)
     ]  # fmt: skip
-    texts = {"model": settings.model, "drafter": settings.drafter or "", "venv": settings.venv}
+    problems += [
+        Problem(
+            f"env.{name}", f"env may not set {name}", "the unit sets it: the engine or the GPUs hang on it", "remove it"
+        )
+        for name in settings.env
+        if name in OWNED_VARIABLES
+    ]
+    texts = {"model": settings.model, "drafter": settings.drafter or "", "bind": settings.bind}
+    texts |= {"served_model_name": settings.served_model_name or ""}
     texts |= {f"env.{name}": value for name, value in settings.env.items()}
     texts |= {f"extra_args[{i}]": value for i, value in enumerate(settings.extra_args)}
-    problems += [
-        Problem(key, f"{key} contains a NUL character", "no command line or environment can carry it", "remove it")
+    return problems + [
+        Problem(key, f"{key} cannot be written to a unit: {reason}", "", "remove the character")
         for key, value in texts.items()
-        if "\0" in value
+        if (reason := unusable(value))
     ]
-    return problems
 
 
 def cap_topk(settings: Settings, *, stated: bool) -> tuple[Settings, str | None]:
@@ -147,17 +158,24 @@ def _explain(detail: ErrorDetails, given: Mapping[str, Any]) -> Problem:
     if detail["type"] in _RANGE:
         limit = next(iter(bounds.values()))
         return Problem(key, f"{key} {shown} must be {_RANGE[detail['type']]} {limit}", "", f"change {key}")
-    if detail["type"] == "string_pattern_mismatch":
+    if detail["type"] == "string_pattern_mismatch" and key == "instance":
         return Problem(
             key,
             f"{key} {shown} is not usable as a name",
             "it becomes part of a unit's name and of paths",
             "use lower-case letters, digits and dashes, at most 48",
         )
+    if detail["type"] == "string_pattern_mismatch":
+        return Problem(key, f"{key} {shown} is not usable", _PATTERN_WHY.get(key, ""), f"change {key}")
     wanted = _WANTED.get(detail["type"], detail["msg"].lower())
     return Problem(key, f"{key} {shown} {wanted}", "", f"change {key}")
 
 
+_PATTERN_WHY = {
+    "venv": "it must be an absolute path without quotes, backslashes or $, since a program in it is started by systemd",
+    "launch_module": "it must be the dotted name of a Python module",
+    "user": "it must be the name of a user",
+}
 _RANGE = {
     "greater_than_equal": "at least",
     "less_than_equal": "at most",

@@ -22,8 +22,20 @@ from ddtree_ops.model import Fleet, HostSpec, Settings
 TOP_KEYS = ("defaults", "groups", "hosts")
 DEFAULTS_KEYS = ("host", "instance")
 SETTINGS_KEYS = tuple(key for key in Settings.model_fields if key != "instance")
+_OF_ONE_HOST = ("address", "default_instance", "defaults", "instances")
 HOST_KEYS = (*(key for key in HostSpec.model_fields if key not in ("name", "instances")), "defaults", "instances")
-HOST_DEFAULT_KEYS = ("transport", "scope", "root", "sudo", "jump", "identity", "known_hosts", "gpus", "user")
+HOST_DEFAULT_KEYS = (
+    "transport",
+    "scope",
+    "root",
+    "sudo",
+    "jump",
+    "identity",
+    "known_hosts",
+    "gpus",
+    "unit_template",
+    "user",
+)
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RESERVED = ("all",)
@@ -108,10 +120,7 @@ class _Reader:
         if isinstance(fields.get("jump"), str):
             for hop in fields["jump"].split(","):
                 self._parse_address((*at, "jump"), hop.strip())
-        if local:  # only this machine's home can be known here
-            for key in ("root", "known_hosts"):
-                if isinstance(fields.get(key), str):
-                    fields[key] = os.path.expanduser(fields[key])
+        self._expand_paths(fields, local)
         instances: dict[str, Settings] = {}
         tables = self._table(table, "instances", at)
         for instance in tables:
@@ -174,6 +183,16 @@ class _Reader:
                 at,
                 Problem("root", f"root {host.root!r} is not an absolute path", "", 'use a path such as "/opt/ddtree"'),
             )
+
+    def _expand_paths(self, fields: dict[str, Any], local: bool) -> None:
+        """``~`` in files of this machine; in ``root`` only when the host is this machine, whose home is known here."""
+        for key in ("known_hosts", "unit_template", *(("root",) if local else ())):
+            if isinstance(fields.get(key), str):
+                fields[key] = os.path.expanduser(fields[key])
+        if isinstance(fields.get("identity"), list):
+            fields["identity"] = [os.path.expanduser(str(file)) for file in fields["identity"]]
+        if isinstance(fields.get("unit_template"), str):  # relative to the inventory, not to where one stands
+            fields["unit_template"] = str(Path(self.path).parent / fields["unit_template"])
 
     def _address(self, at: KeyPath, text: object, user: object) -> Any:
         if text is None:

@@ -96,6 +96,20 @@ def test_brackets_in_an_error_are_not_markup() -> None:
         (["targets", "--colour"], "No such option: --colour", "next: ddtree-ops targets --help"),
         (["targets", "nowhere"], "unknown host or group 'nowhere'", "next: ddtree-ops targets"),
         (["targets", "ct200:x"], "ct200: host ct200 has no instance 'x'", "next: ddtree-ops targets ct200"),
+        (
+            ["render", "ct200", "--budget", "0"],
+            "ct200:tree: budget 0 is out of range",
+            "next: use a budget of 1 to 1024",
+        ),
+        (["render", "ct200", "--budget", "-4"], "budget -4 is out of range", "use a budget of 1 to 1024"),
+        (["render", "ct200", "--budget", "1025"], "budget 1025 is out of range", "use a budget of 1 to 1024"),
+        (["render", "ct200", "--budget", "many"], "it must be a whole number", "next: ddtree-ops render --help"),
+        (["render", "ct200", "--mode", "tee"], "'tee' is not one of 'ar', 'linear'", "next: ddtree-ops render --help"),
+        (["render", "ct200", "--gpu", "8"], "GPU 8 is out of range: the host has 8", "next: use a GPU of 0 to 7"),
+        (["render", "ct200", "--gpu", "0"], "GPU 0 is already instance linear's", "next: use a GPU that no other"),
+        (["render", "ct200", "--port", "30000"], "port 30000 is already instance linear's", "next: use another port"),
+        (["render", "ct200", "--allow-hybrid-unsafe"], "without a reason", "next: give --reason"),
+        (["render"], "Missing argument", "next: ddtree-ops render --help"),
         (["targets", "-i", "nowhere.toml"], "nowhere.toml does not exist", "--inventory FILE"),
     ],
 )
@@ -127,6 +141,38 @@ def test_shared_options_stand_before_or_after_the_command() -> None:
     assert before.exit_code == after.exit_code == ExitCode.DONE
     assert json.loads(before.stdout) == json.loads(after.stdout)
     assert [t["target"] for t in json.loads(after.stdout)["targets"]] == ["ct200:linear", "ct200:tree"]
+
+
+# -- render
+
+
+def test_the_command_of_the_example_works_as_it_stands() -> None:
+    result = RUNNER.invoke(frame.app, ["render", "ct200", "--mode", "tree", "--budget", "32"])
+    assert result.exit_code == ExitCode.DONE
+    assert result.stdout.startswith("# sglang-ddtree-tree.service\n")
+    assert result.stdout.count("[Service]") == 1
+    assert "--speculative-ddtree-budget 32" in result.stdout
+
+
+def test_render_as_json_holds_the_exact_argv() -> None:
+    result = RUNNER.invoke(frame.app, ["render", "ct200", "--json", "--release", "abc"])
+    units = json.loads(result.stdout)["units"]
+    assert [unit["name"] for unit in units] == ["sglang-ddtree-linear.service", "sglang-ddtree-tree.service"]
+    assert units[0]["argv"][units[0]["argv"].index("--weight-version") + 1] == "abc"
+
+
+def test_a_capped_topk_is_said() -> None:
+    result = RUNNER.invoke(frame.app, ["render", "ct200", "--budget", "4", "--topk-cap", "9"])
+    assert result.stderr == "note: ct200:tree: topk-cap 9 is above the budget; capped at 4\n"
+    assert "--speculative-ddtree-topk-cap 4" in result.stdout
+
+
+def test_mode_tree_without_a_drafter(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.toml"
+    file.write_text(HOST.format(name="h"))
+    result = RUNNER.invoke(frame.app, ["render", "h", "--mode", "tree", "-i", str(file)])
+    assert result.exit_code == ExitCode.USAGE
+    assert "error: h:a: mode tree has no drafter" in result.stderr
 
 
 # -- which inventory

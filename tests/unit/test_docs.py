@@ -1,0 +1,59 @@
+"""Documentation that code can check: a key or exit code that is not described fails here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddtree_ops.errors import ExitCode
+from ddtree_ops.inventory.load import HOST_DEFAULT_KEYS, HOST_KEYS, SETTINGS_KEYS, parse_fleet
+from ddtree_ops.model import HostSpec, Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of the rows of a Markdown table, without head."""
+    lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in lines if not row[0].startswith("---")][1:]
+
+
+def section(name: str) -> str:
+    text = (DOCS / "inventory.md").read_text()
+    return text.split(f"## {name}\n")[1].split("\n## ")[0]
+
+
+@pytest.mark.parametrize(
+    ("title", "keys"), [("[hosts.NAME]", HOST_KEYS), ("[hosts.NAME.instances.NAME]", SETTINGS_KEYS)]
+)
+def test_every_key_of_the_inventory_is_described(title: str, keys: tuple[str, ...]) -> None:
+    assert sorted(row[0].strip("`") for row in rows(section(title))) == sorted(keys)
+
+
+@pytest.mark.parametrize(("title", "model"), [("[hosts.NAME]", HostSpec), ("[hosts.NAME.instances.NAME]", Settings)])
+def test_described_defaults_are_the_models(title: str, model: type[HostSpec] | type[Settings]) -> None:
+    for row in rows(section(title)):
+        field = model.model_fields.get(row[0].strip("`"))
+        default = row[2].strip("`")
+        if field is None or field.is_required() or field.default in (None, ()) or field.default_factory:
+            continue
+        shown = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+        assert default.strip('"') == shown, row[0]
+
+
+def test_host_defaults_are_described() -> None:
+    text = section("[hosts.NAME]").split("`[defaults.host]` takes")[1]
+    assert set(re.findall(r"`(\w+)`", text)) == set(HOST_DEFAULT_KEYS)
+
+
+def test_the_example_is_valid() -> None:
+    text = (DOCS / "inventory.md").read_text()
+    fleet = parse_fleet(text.split("```toml\n")[1].split("```")[0], "docs/inventory.md")
+    assert fleet.hosts["ct200"].instances["tree"].context_length == 32768
+
+
+def test_every_exit_code_is_described() -> None:
+    described = {int(row[0]): row[1] for row in rows((DOCS / "exit-codes.md").read_text())}
+    assert described == {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
