@@ -1,0 +1,124 @@
+"""What a server runs with: from flags to resolved settings, as SGLang and the plugin settle them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any, NamedTuple
+
+from .faults import Faults
+
+DDTREE = "speculative_ddtree_"
+DEFAULT_MAX_RUNNING = 48
+
+
+class Refusal(Exception):
+    """SGLang would refuse to start with these arguments; the text is what its traceback ends with."""
+
+
+class Settings(NamedTuple):
+    """The resolved settings that matter to the stand-in; ``args`` are all of SGLang's."""
+
+    args: dict[str, Any]
+    mode: str
+    budget: int
+    topk_cap: int
+    block_size: int
+    model: dict[str, Any]
+    ddtree: dict[str, Any] | None
+
+    @property
+    def rows(self) -> int:
+        """Rows the target verifies in a round, for each request."""
+        return self.budget + 1 if self.mode == "tree" else self.block_size
+
+
+def read_config(path: str | None, what: str) -> dict[str, Any]:
+    """A model's config.json; a path without one is what SGLang fails on too."""
+    file = os.path.join(path or "", "config.json")
+    try:
+        with open(file) as handle:
+            config = json.load(handle)
+    except (OSError, ValueError) as error:
+        raise Refusal(f"OSError: Can't load the configuration of the {what} '{path}': {error}") from error
+    assert isinstance(config, dict)
+    return config
+
+
+def asked(args: argparse.Namespace) -> dict[str, str]:
+    """What the command line asks for, for STANDIN_ONLY."""
+    algorithm = (args.speculative_algorithm or "").upper()
+    mode = {"": "ar", "DFLASH": "linear"}.get(algorithm) or getattr(args, DDTREE + "mode", None) or "linear"
+    budget = getattr(args, DDTREE + "budget", None)
+    return {"mode": mode, "budget": str(budget or 16), "weight_version": str(args.weight_version)}
+
+
+def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
+    """Settle what was asked, or refuse it."""
+    values = {name: value for name, value in vars(args).items() if not name.startswith(DDTREE)}
+    ours = {name: value for name, value in vars(args).items() if name.startswith(DDTREE) and value is not None}
+    algorithm = (args.speculative_algorithm or "").upper()
+    if algorithm not in ("", "DFLASH", "DDTREE"):
+        raise Refusal(f"the stand-in knows no speculative algorithm but DFLASH and DDTREE, not {algorithm}")
+    if algorithm == "DDTREE" and not hasattr(args, DDTREE + "mode"):
+        raise Refusal("ValueError: Unknown speculative algorithm name: DDTREE")
+    if ours and algorithm != "DDTREE":
+        flags = ", ".join("--" + name.replace("_", "-") for name in sorted(ours))
+        raise Refusal(f"ValueError: {flags} set without --speculative-algorithm DDTREE.")
+    model = read_config(args.model_path, "model")
+    wanted = asked(args)
+    mode, budget = faults.mode or wanted["mode"], faults.budget or int(wanted["budget"])
+    topk = min(getattr(args, DDTREE + "topk_cap", None) or 8, budget)
+    block = 0
+    values.setdefault("served_model_name", None)
+    values["served_model_name"] = values["served_model_name"] or args.model_path
+    values["tokenizer_path"] = args.tokenizer_path or args.model_path
+    if algorithm:
+        block = int(read_config(args.speculative_draft_model_path, "draft model").get("block_size", 16))
+        tree = mode == "tree"
+        values.update(
+            speculative_algorithm=algorithm,
+            speculative_num_steps=1,
+            speculative_eagle_topk=max(2, topk) if tree else 1,
+            speculative_num_draft_tokens=budget + 1 if tree else block,
+        )
+        values["max_running_requests"] = args.max_running_requests or DEFAULT_MAX_RUNNING
+        if tree and not args.attention_backend:
+            values["attention_backend"] = "triton"
+    unsafe = bool(getattr(args, DDTREE + "allow_hybrid_unsafe", None))
+    verdict = _hybrid_verdict(mode, model, unsafe, faults)
+    public = None
+    if algorithm == "DDTREE":
+        public = {
+            "mode": mode, "budget": budget, "topk_cap": topk, "allow_hybrid_unsafe": unsafe, "block_size": block,
+            "keep_spine": bool(getattr(args, DDTREE + "keep_spine", None)),
+            "verify_rows": budget + 1 if mode == "tree" else block, "hybrid_verdict": verdict,
+        }  # fmt: skip
+    return Settings(values, mode, budget, topk, block, model, public)
+
+
+def _hybrid_verdict(mode: str, model: dict[str, Any], unsafe: bool, faults: Faults) -> str:
+    hybrid = "linear_attention" in (model.get("layer_types") or ())
+    if mode != "tree" or not hybrid:
+        return ""
+    if not faults.refuse_hybrid:
+        return "proven by the stand-in's word"
+    if not unsafe:
+        architecture = (model.get("architectures") or ["model"])[0]
+        raise Refusal(
+            f"ValueError: --speculative-ddtree-mode tree on the hybrid {architecture} has not passed its parity suite "
+            "on this GPU and backend. Run the self-test, or pass --speculative-ddtree-allow-hybrid-unsafe."
+        )
+    return "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
+
+
+def warnings(args: argparse.Namespace, settings: Settings) -> list[str]:
+    """What the log says about every value that is not the one asked for."""
+    wanted = asked(args)
+    lines = []
+    if wanted["mode"] != settings.mode:
+        lines.append("DDTREE: mode {} is not possible here; running {}.".format(wanted["mode"], settings.mode))
+    if settings.mode == "tree" and int(wanted["budget"]) != settings.budget:
+        lines.append(f"DDTREE: budget {wanted['budget']} does not fit; running {settings.budget}.")
+    return lines
