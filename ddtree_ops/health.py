@@ -1,0 +1,185 @@
+"""Is the server that was asked for the one that answers? Health by identity, not by a 200.
+
+An instance is healthy when systemd says its unit is active and was not restarted since we started it, the process
+that listens on its port belongs to that unit, it says ready, it names the wanted release, and one real completion
+returns the tokens that were asked for. ``judge`` decides from one observation and is pure; ``wait_healthy`` asks
+until it is decided or the one deadline, in seconds, has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from ddtree_ops.clock import Clock, Deadline
+from ddtree_ops.errors import DdtreeError
+from ddtree_ops.facts.journal import Progress, progress, reason
+from ddtree_ops.facts.server import Resolved
+from ddtree_ops.facts.unit import Condition, UnitState
+from ddtree_ops.release import short
+
+COMPLETION_TOKENS = 8
+COMPLETION_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who listens on the instance's port."""
+
+    pid: int
+    command: str = ""
+    ours: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One look at an instance."""
+
+    unit: UnitState
+    listener: Listener | None = None
+    ready: int | None = None
+    release: str | None = None
+    resolved: Resolved | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def progress(self) -> Progress:
+        return progress(self.lines)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One real completion: how many tokens came back, and which release says it made them."""
+
+    tokens: int
+    release: str | None = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Before:
+    """The start that was there before ours; a look that still shows it is too early to judge."""
+
+    invocation: str = ""
+
+
+class State(StrEnum):
+    """What one look says."""
+
+    WAITING = "waiting"
+    ANSWERING = "answering"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    state: State
+    line: str
+
+
+class UnhealthyError(DdtreeError):
+    """The server did not become healthy; caught by ``run``, which takes back what was done."""
+
+
+def judge(seen: Observation, release: str, port: int, before: Before | None = None) -> Verdict:
+    """Decide from one look. ``before`` is None when the server was not restarted by us (status, a no-op deploy)."""
+    unit, condition = seen.unit, seen.unit.condition
+    if before and unit.invocation == before.invocation and condition is not Condition.FAILED:
+        return Verdict(State.WAITING, _still_old(condition))
+    if condition is Condition.FAILED:
+        return Verdict(State.FAILED, _ended("the unit failed", seen))
+    if condition is Condition.RESTARTING or (before and unit.restarts > 0):
+        return Verdict(State.FAILED, _ended("the server died and systemd is restarting it", seen))
+    if condition in (Condition.DOWN, Condition.ABSENT):
+        return Verdict(State.FAILED, _ended("the unit is not running", seen))
+    if condition is Condition.STOPPING:
+        return Verdict(State.FAILED if before else State.WAITING, _ended("the server is stopping", seen))
+    if seen.listener and not seen.listener.ours:
+        who = f"{seen.listener.command or 'a process'} (pid {seen.listener.pid})"
+        return Verdict(State.FAILED, f"port {port} is held by {who}, which is not of this unit")
+    if seen.ready != 200:
+        return Verdict(State.WAITING, str(seen.progress))
+    return _identity(seen, release)
+
+
+def _identity(seen: Observation, release: str) -> Verdict:
+    if seen.listener is None:
+        return Verdict(State.WAITING, "it answers, but nobody is seen listening yet")
+    if seen.release is None:
+        return Verdict(State.FAILED, "the server does not say which release it is")
+    if seen.release != release:
+        wrong = f"the server that answers is release {short(seen.release)}, not {short(release)}"
+        return Verdict(State.FAILED, wrong)
+    return Verdict(State.ANSWERING, "ready; asking for a completion")
+
+
+def _still_old(condition: Condition) -> str:
+    return "stopping the server before" if condition is Condition.STOPPING else "waiting for systemd to restart it"
+
+
+def _ended(what: str, seen: Observation) -> str:
+    told = [seen.unit.why_ended, reason(seen.lines)]
+    return ": ".join([what, *(part for part in told if part)])
+
+
+def judge_completion(completion: Completion, release: str, asked: int) -> str:
+    """Why a completion is not good enough; empty if it is."""
+    if completion.error:
+        return f"a completion failed: {completion.error}"
+    if completion.tokens != asked:
+        return f"a completion returned {completion.tokens} tokens where {asked} were asked for"
+    if completion.release is not None and completion.release != release:
+        return f"a completion came from release {short(completion.release)}, not {short(release)}"
+    return ""
+
+
+class Probe(Protocol):
+    """How one instance is looked at and asked; one round trip each."""
+
+    def observe(self) -> Observation: ...
+    def complete(self, tokens: int, deadline_s: float) -> Completion: ...
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The wait for health of one release, with everything it needs injected."""
+
+    probe: Probe
+    release: str
+    port: int
+    clock: Clock
+    check: Callable[[], None]
+    say: Callable[[str, float], None]
+
+    def until_healthy(self, seconds: float, before: Before | None) -> Completion:
+        """Wait at most ``seconds``; raises UnhealthyError as soon as it is certain that it will not come."""
+        deadline = Deadline.after(seconds, self.clock)
+        last = "nothing was seen"
+        while not deadline.passed:
+            self.check()
+            verdict = judge(self.probe.observe(), self.release, self.port, before)
+            last = verdict.line
+            if verdict.state is State.FAILED:
+                raise UnhealthyError(verdict.line)
+            self.say(verdict.line, deadline.left)
+            if verdict.state is State.ANSWERING:
+                return self._completion(deadline)
+            self.clock.sleep(min(pause(seconds - deadline.left), max(deadline.left, 0.05)))
+        raise UnhealthyError(f"not healthy after {seconds:.0f} s; last seen: {last}")
+
+    def _completion(self, deadline: Deadline) -> Completion:
+        limit = min(COMPLETION_DEADLINE_S, max(deadline.left, 1.0))
+        completion = self.probe.complete(COMPLETION_TOKENS, limit)
+        if wrong := judge_completion(completion, self.release, COMPLETION_TOKENS):
+            raise UnhealthyError(wrong)
+        return completion
+
+
+def pause(waited: float) -> float:
+    """How long to wait between two looks: short while a small server may come up, longer under a long load."""
+    if waited < 10:
+        return 0.5
+    return 1.0 if waited < 60 else 3.0
