@@ -1,0 +1,221 @@
+"""One host as a change needs it: the helper behind a link that may break, its facts, its lock, looks at an instance.
+
+A link that breaks in the middle of a change is mended for a while before it counts as lost: every operation of the
+helper may be asked for twice. A host that never answered is not waited for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, BinaryIO, Protocol
+
+from ddtree_ops.clock import Clock, Deadline
+from ddtree_ops.errors import AuthError, HostKeyError, LockedError, UnreachableError
+from ddtree_ops.facts.host import HostFacts, parse_facts
+from ddtree_ops.facts.server import parse_server_info, weight_version
+from ddtree_ops.facts.unit import parse_show
+from ddtree_ops.health import Completion, Listener, Observation
+from ddtree_ops.model import HostSpec, Settings, unit_name
+
+QUICK_S = 30.0  # operations that only touch a few files or talk to systemd
+RECONNECT_S = 60.0
+WATCH_S = 2.0  # how long the helper itself looks before it answers: fewer round trips, and Ctrl-C waits no longer
+KEPT_LINES = 500
+PROMPT = "The capital city of France is"
+
+Event = dict[str, Any]
+
+
+class Caller(Protocol):
+    """The helper on a host: ``agent.Agent`` in earnest."""
+
+    @property
+    def token(self) -> str | None: ...
+
+    def call(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        payload: bytes | BinaryIO | None = None,
+        *,
+        deadline_s: float,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> dict[str, Any]: ...
+
+    def locked(self, purpose: str) -> AbstractContextManager[dict[str, Any]]: ...
+
+
+class Connection:
+    """A host, reached through ``agent``."""
+
+    def __init__(self, host: HostSpec, agent: Caller, clock: Clock, close: Callable[[], None] = lambda: None) -> None:
+        self.host = host
+        self.close = close
+        self._agent = agent
+        self._clock = clock
+        self._met = False
+
+    def call(
+        self,
+        op: str,
+        args: Mapping[str, Any] | None = None,
+        payload: bytes | BinaryIO | None = None,
+        *,
+        deadline_s: float = QUICK_S,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> dict[str, Any]:
+        """One operation of the helper; asked for again while a link that worked before is broken."""
+        patience: Deadline | None = None
+        while True:
+            try:
+                answer = self._agent.call(op, dict(args or {}), payload, deadline_s=deadline_s, on_event=on_event)
+            except (HostKeyError, AuthError):
+                raise
+            except UnreachableError:
+                patience = patience or Deadline.after(RECONNECT_S if self._met else 0.0, self._clock)
+                again = payload is None or isinstance(payload, bytes)
+                if patience.passed or not again:
+                    raise
+                self._clock.sleep(1.0)
+            else:
+                self._met = True
+                return answer
+
+    def renew(self) -> None:
+        """Hold on to the lock while nothing changes; operations that change something renew it by themselves."""
+        self.call("renew", {"token": self._agent.token})
+
+    def facts(self, settings: Sequence[Settings], paths: Sequence[str] = ()) -> HostFacts:
+        """Everything that is decided on, in one round trip."""
+        asked = {
+            "instances": sorted({wanted.instance for wanted in settings}),
+            "ports": sorted({wanted.port for wanted in settings}),
+            "venvs": sorted({wanted.venv for wanted in settings}),
+            "paths": sorted(paths),
+        }
+        return parse_facts(self.host.name, self.call("facts", asked, deadline_s=2 * QUICK_S))
+
+    @contextmanager
+    def locked(
+        self, purpose: str, wait_s: float, say: Callable[[str], None], check: Callable[[], None]
+    ) -> Iterator[str]:
+        """Hold the host's lock; while another holds it, wait at most ``wait_s``. Yields whose lock was taken over."""
+        deadline = Deadline.after(wait_s, self._clock)
+        while True:
+            check()
+            held = self._agent.locked(purpose)
+            try:
+                taken = held.__enter__()
+                break
+            except LockedError as error:
+                if deadline.passed:
+                    raise
+                say(f"{error.found}; waiting, {deadline.left:.0f} s left")
+                self._clock.sleep(min(2.0, max(deadline.left, 0.05)))
+        try:
+            yield (taken.get("took_over") or {}).get("owner", "")
+        finally:
+            held.__exit__(None, None, None)
+
+    def probe(self, settings: Settings) -> InstanceProbe:
+        return InstanceProbe(self, settings)
+
+
+class InstanceProbe:
+    """Looks at one instance. Keeps the log's place between looks, and which of the two ready paths the server has."""
+
+    def __init__(self, connection: Connection, settings: Settings, headers: Mapping[str, str] | None = None) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._headers = dict(headers or {})
+        self._ready_path = "/ready"
+        self._cursor: str | None = None
+        self._lines: list[dict[str, Any]] = []
+
+    def observe(self, watch_s: float = WATCH_S) -> Observation:
+        """One round trip; the helper looks for up to ``watch_s`` and answers early when it is ready or failed."""
+        value = self._connection.call(
+            "observe",
+            {
+                **self._where(),
+                "instance": self._settings.instance,
+                "paths": [self._ready_path, "/model_info", "/server_info"],
+                "cursor": self._cursor,
+                "timeout_s": 25.0 if self._ready_path == "/health" else 5.0,
+                "watch_s": watch_s,
+                "every_s": 0.25,
+            },
+            deadline_s=QUICK_S + 75.0,
+            on_event=self._seen,
+        )
+        self._keep(value)
+        if self._ready_path == "/ready" and value["http"] and value["http"][0].get("status") == 404:
+            self._ready_path = "/health"  # SGLang before 0.5.18 has no /ready
+            return self.observe(watch_s)
+        return self._read(value)
+
+    def complete(self, tokens: int, deadline_s: float) -> Completion:
+        """One real completion through ``/generate``, whose answer says which release made it."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        value = self._connection.call(
+            "complete",
+            {
+                **self._where(),
+                "path": "/generate",
+                "body": {"text": PROMPT, "sampling_params": sampling},
+                "timeout_s": deadline_s,
+            },
+            deadline_s=deadline_s + QUICK_S,
+        )
+        return parse_completion(value)
+
+    def _where(self) -> dict[str, Any]:
+        return {"port": self._settings.port, "bind": self._settings.bind, "headers": self._headers}
+
+    def _seen(self, event: Event) -> None:
+        if "observation" in event:
+            self._keep(event["observation"])
+
+    def _keep(self, value: Mapping[str, Any]) -> None:
+        self._cursor = value["journal"]["cursor"]
+        self._lines = [*self._lines, *value["journal"]["lines"]][-KEPT_LINES:]
+
+    def _read(self, value: Mapping[str, Any]) -> Observation:
+        unit = parse_show(value["show"])
+        answers = {answer["path"]: answer for answer in value["http"]}
+        info = answers.get("/server_info", {}).get("body", "")
+        return Observation(
+            unit=unit,
+            listener=_listener(value["listeners"], unit_name(self._settings.instance)),
+            ready=answers.get(self._ready_path, {}).get("status"),
+            release=weight_version(answers.get("/model_info", {}).get("body", "")),
+            resolved=parse_server_info(info) if info else None,
+            lines=tuple(line["message"] for line in self._lines if line["invocation"] in (None, unit.invocation)),
+        )
+
+
+def _listener(listeners: Sequence[Mapping[str, Any]], unit: str) -> Listener | None:
+    """Who answers on the port; a process of the unit counts before any other that shares the socket."""
+    holders = [process for entry in listeners for process in entry["processes"]]
+    if not holders:
+        return None
+    ours = [process for process in holders if process["unit"] == unit]
+    chosen = (ours or holders)[0]
+    command = " ".join(chosen["argv"][:3])
+    return Listener(chosen["pid"], command, bool(ours))
+
+
+def parse_completion(value: Mapping[str, Any]) -> Completion:
+    """Read the helper's answer of one ``/generate`` request."""
+    seconds = value["ms"] / 1000
+    if "error" in value:
+        return Completion(0, error=str(value["error"]), seconds=seconds)
+    if value["status"] != 200:
+        return Completion(0, error=f"HTTP {value['status']}: {value['body'][:200]}", seconds=seconds)
+    try:
+        meta = json.loads(value["body"])["meta_info"]
+        return Completion(int(meta["completion_tokens"]), meta.get("weight_version"), seconds=seconds)
+    except (ValueError, KeyError, TypeError):
+        return Completion(0, error=f"not a completion: {value['body'][:200]}", seconds=seconds)

@@ -1,0 +1,211 @@
+"""``deploy``: many hosts at once with a bound, the instances of one host one after the other.
+
+One host is: look, plan, refuse what cannot work, and only then take the lock, look again, and carry the plans out.
+A host that already runs what is wanted is looked at and asked for one completion; it is not locked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddtree_ops.clock import Clock
+from ddtree_ops.connection import Connection
+from ddtree_ops.errors import DdtreeError, NotRolledBackError
+from ddtree_ops.events import Event, Kind, Report
+from ddtree_ops.facts.host import HostFacts
+from ddtree_ops.health import UnhealthyError
+from ddtree_ops.interrupt import Interrupted, Token
+from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.outcome import Outcome, Status, status_of
+from ddtree_ops.plan import Effect, Options, Plan, StepName, make_plan, require_unmoved
+from ddtree_ops.preflight import findings, refuse, space
+from ddtree_ops.release import Release, RenderUnit, make_release
+from ddtree_ops.run import carry_out
+from ddtree_ops.steps import Work
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The engine that is deployed: its name, the SGLang it is made for, and how it gets onto a host.
+
+    ``check`` returns how many bytes would travel and refuses a host with another SGLang; it changes nothing.
+    """
+
+    digest: str
+    sglang: str
+    check: Callable[[Connection, Settings], int]
+    stage: Callable[[Connection, Settings], str]
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """One run of ``deploy``: everything that is the same for every host."""
+
+    engine: Engine
+    render: RenderUnit
+    connect: Callable[[HostSpec], Connection]
+    clock: Clock
+    token: Token
+    report: Report
+    evidence_dir: Path
+    options: Options = field(default_factory=Options)
+    gates: Callable[[Work], Mapping[str, Any]] | None = None
+    drain: Callable[[Work], str] | None = None
+    kept: Mapping[str, Plan] = field(default_factory=dict)
+    lock_wait_s: float = 0.0
+    health_timeout_s: float | None = None
+    parallel: int = 8
+    who: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, hosts: Sequence[tuple[HostSpec, Sequence[Settings]]]) -> list[Outcome]:
+        """Deploy to every host; one result for each instance, whatever happens to the others."""
+        with ThreadPoolExecutor(max_workers=max(1, min(self.parallel, len(hosts) or 1))) as pool:
+            parts = [pool.submit(self.one_host, host, settings) for host, settings in hosts]
+            return [outcome for part in parts for outcome in part.result()]
+
+    def one_host(self, host: HostSpec, settings: Sequence[Settings]) -> list[Outcome]:
+        """Every instance of one host, in sequence."""
+        try:
+            self.token.check()
+            connection = self.connect(host)
+        except Interrupted:
+            return [self.outcome(host, each, Status.INTERRUPTED) for each in settings]
+        except DdtreeError as error:
+            return [self.failed(host, each, error) for each in settings]
+        try:
+            return [self.one(connection, each) for each in settings]
+        finally:
+            connection.close()
+
+    def one(self, connection: Connection, settings: Settings) -> Outcome:
+        """One instance: every way it can end is an outcome, except a bug of ours in one that others must not share."""
+        host, began = connection.host, self.clock.monotonic()
+        plan: Plan | None = None
+        try:
+            self.token.check()
+            facts, release, plan = self.look(connection, settings)
+            if plan.has(StepName.LOCK) or (facts.lock is not None and facts.lock.live):
+                plan = self.change(connection, settings)
+            else:
+                self.act(connection, release, plan, facts)
+        except Interrupted:
+            return self.outcome(host, settings, Status.INTERRUPTED, plan, began)
+        except DdtreeError as error:
+            return self.failed(host, settings, error, plan, began)
+        except Exception as bug:  # noqa: BLE001  a bug on one host must not hide the results of the others
+            found = f"unexpected {type(bug).__name__}: {bug}"
+            return self.failed(host, settings, DdtreeError(found, why="this is a bug of ddtree-ops"), plan, began)
+        same = plan.effect is Effect.NOTHING
+        return self.outcome(host, settings, Status.UNCHANGED if same else Status.DEPLOYED, plan, began)
+
+    def look(self, connection: Connection, settings: Settings) -> tuple[HostFacts, Release, Plan]:
+        """Facts, the release they make, the plan; refuses a host that moved or is not fit."""
+        host = connection.host
+        self.tell(host, settings, Kind.START, "looking at the host")
+        facts = connection.facts([*host.instances.values(), settings])
+        release = self.release(host, settings, facts)
+        refuse(host, settings, findings(host, settings, facts, self.engine.sglang))
+        size = 0 if self.engine.digest in facts.engines else self.engine.check(connection, settings)
+        plan = make_plan(release, facts, engine_size=size, options=self.options)
+        if (kept := self.kept.get(plan.target)) is not None:
+            require_unmoved(kept, plan)
+        refuse(host, settings, space(host, facts, plan))
+        self.tell(host, settings, Kind.OK, f"{plan.effect}: {'; '.join(plan.why) or 'it already runs'}")
+        for note in plan.notes:
+            self.tell(host, settings, Kind.NOTE, note)
+        return facts, release, plan
+
+    def release(self, host: HostSpec, settings: Settings, facts: HostFacts) -> Release:
+        version = facts.systemd or 0
+        return make_release(settings, self.engine.digest, host, systemd_version=version, render=self.render)
+
+    def change(self, connection: Connection, settings: Settings) -> Plan:
+        """Under the lock, from facts that were taken under the lock."""
+        host = connection.host
+
+        def say(line: str) -> None:
+            self.report(Event(Kind.PROGRESS, host.name, settings.instance, StepName.LOCK, line))
+
+        with connection.locked(f"deploy {settings.instance}", self.lock_wait_s, say, self.token.check) as took:
+            if took:
+                say(f"took over the lock that {took} left behind")
+            facts, release, plan = self.look(connection, settings)
+            self.act(connection, release, plan, facts)
+            return plan
+
+    def act(self, connection: Connection, release: Release, plan: Plan, facts: HostFacts) -> None:
+        """Carry the plan out. A server that already runs is only looked at, and then a failure changed nothing."""
+        work = self.work(connection, release, plan, facts)
+        try:
+            carry_out(work, self.evidence_dir)
+        except UnhealthyError as sick:
+            raise self.not_healthy(work, sick) from sick
+
+    def work(self, connection: Connection, release: Release, plan: Plan, facts: HostFacts) -> Work:
+        return Work(
+            host=connection.host,
+            release=release,
+            plan=plan,
+            there=facts.instance(release.instance),
+            helper=connection,
+            probe=connection.probe,
+            stage_engine=lambda _digest: self.engine.stage(connection, release.settings),
+            renew=connection.renew,
+            clock=self.clock,
+            token=self.token,
+            report=self.report,
+            gates=self.gates,
+            drain=self.drain,
+            health_timeout_s=self.health_timeout_s,
+            who=self.who,
+        )
+
+    def not_healthy(self, work: Work, sick: UnhealthyError) -> DdtreeError:
+        """The wanted release was already there and is not healthy: nothing was changed, so nothing can be undone."""
+        return NotRolledBackError(
+            f"release {work.release.short} is in place but not healthy: {sick.found}",
+            host=work.target,
+            why="nothing was changed just now, so there was nothing to take back",
+            next=f"ddtree-ops deploy {work.target} --restart",
+            data={"release": work.release.id},
+        )
+
+    def tell(self, host: HostSpec, settings: Settings, kind: Kind, line: str) -> None:
+        self.report(Event(kind, host.name, settings.instance, StepName.CHECK, line))
+
+    def outcome(
+        self,
+        host: HostSpec,
+        settings: Settings,
+        status: Status,
+        plan: Plan | None = None,
+        began: float | None = None,
+        error: DdtreeError | None = None,
+    ) -> Outcome:
+        outcome = Outcome(
+            host=host.name,
+            instance=settings.instance,
+            status=status,
+            release=plan.release if plan else None,
+            before=plan.before if plan else None,
+            effect=str(plan.effect) if plan else "",
+            seconds=self.clock.monotonic() - began if began is not None else 0.0,
+            error=error,
+            notes=plan.notes if plan else (),
+        )
+        self.report(Event(Kind.END, host.name, settings.instance, str(status), outcome.line))
+        return outcome
+
+    def failed(
+        self,
+        host: HostSpec,
+        settings: Settings,
+        error: DdtreeError,
+        plan: Plan | None = None,
+        began: float | None = None,
+    ) -> Outcome:
+        return self.outcome(host, settings, status_of(error), plan, began, error)

@@ -1,0 +1,263 @@
+"""The steps of a deploy: each has a do, an undo where there is something to undo, and one line for the person.
+
+``build`` makes them of a plan; ``run`` carries them out. Staging has no undo: what it leaves is complete, verified
+and unused, and ``prune`` removes it. From ``switch`` on there is one undo, ``take_back``, a single operation of the
+helper on the host: the steps after it need none of their own, and the host's own timer can do the same without us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Protocol
+
+from ddtree_ops.clock import Clock
+from ddtree_ops.connection import QUICK_S
+from ddtree_ops.errors import DdtreeError, NotRolledBackError
+from ddtree_ops.events import Event, Kind, Report
+from ddtree_ops.facts.host import InstanceFacts
+from ddtree_ops.facts.unit import Condition
+from ddtree_ops.health import Before, Probe, Waiting
+from ddtree_ops.interrupt import Token
+from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.plan import Plan, StepName
+from ddtree_ops.release import Release, pack, short
+
+UPLOAD_S = 600.0
+RENEW_EVERY_S = 40.0
+
+
+class Helper(Protocol):
+    """The helper on one host; carries the token of the host's lock once it has it."""
+
+    def call(
+        self,
+        op: str,
+        args: Mapping[str, Any] | None = None,
+        payload: bytes | BinaryIO | None = None,
+        *,
+        deadline_s: float = QUICK_S,
+    ) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what it does, what undoes it, and its line for the person. ``do`` and ``undo`` return a short note."""
+
+    name: StepName
+    line: str
+    do: Callable[[], str]
+    undo: Callable[[], str] | None = None
+
+
+@dataclass
+class Work:
+    """One instance being deployed: everything its steps need, and what they have done so far."""
+
+    host: HostSpec
+    release: Release
+    plan: Plan
+    there: InstanceFacts
+    helper: Helper
+    probe: Callable[[Settings], Probe]
+    stage_engine: Callable[[str], str]
+    renew: Callable[[], None]
+    clock: Clock
+    token: Token
+    report: Report
+    gates: Callable[[Work], Mapping[str, Any]] | None = None
+    drain: Callable[[Work], str] | None = None
+    health_timeout_s: float | None = None
+    who: Mapping[str, Any] = field(default_factory=dict)
+    why_back: str = ""
+    restarted: bool = False
+    armed: bool = False
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def instance(self) -> str:
+        return self.release.instance
+
+    @property
+    def target(self) -> str:
+        return f"{self.host.name}:{self.instance}"
+
+    @property
+    def was_up(self) -> bool:
+        """Whether the release before was running or coming up: then taking back means starting it again."""
+        return self.there.unit.condition in (Condition.ACTIVE, Condition.ACTIVATING, Condition.RESTARTING)
+
+    @property
+    def start_timeout_s(self) -> float:
+        return self.health_timeout_s or float(self.release.settings.start_timeout_s)
+
+    def tell(self, kind: Kind, step: str, line: str, left_s: float | None = None) -> None:
+        self.report(Event(kind, self.host.name, self.instance, step, line, left_s))
+
+
+def build(work: Work) -> list[Step]:
+    """The steps of the plan, in its order; ``lock`` and ``check`` are the host's, and ``run`` has taken them."""
+    doers: dict[StepName, tuple[Callable[[], str], Callable[[], str] | None]] = {
+        StepName.STAGE_ENGINE: (lambda: work.stage_engine(work.release.engine), None),
+        StepName.STAGE_RELEASE: (lambda: stage_release(work), None),
+        StepName.ARM: (lambda: arm(work), lambda: disarm(work)),
+        StepName.DRAIN: (lambda: work.drain(work) if work.drain else "", None),
+        StepName.SWITCH: (lambda: switch(work), lambda: take_back(work)),
+        StepName.WRITE_UNIT: (lambda: write_unit(work), None),
+        StepName.RELOAD: (lambda: systemctl(work, "daemon-reload"), None),
+        StepName.RESET_FAILED: (lambda: systemctl(work, "reset-failed"), None),
+        StepName.RESTART: (lambda: restart(work), None),
+        StepName.HEALTH: (lambda: wait_health(work), None),
+        StepName.GATES: (lambda: prove(work), None),
+        StepName.CONFIRM: (lambda: disarm(work), None),
+        StepName.RECORD: (lambda: record(work), None),
+    }
+    return [
+        Step(step.name, step.line, *doers[step.name])
+        for step in work.plan.steps
+        if step.name not in (StepName.LOCK, StepName.CHECK)
+    ]
+
+
+def stage_release(work: Work) -> str:
+    answer = work.helper.call(
+        "stage_release",
+        {"instance": work.instance, "release": work.release.id},
+        pack(work.release),
+        deadline_s=UPLOAD_S,
+    )
+    return "sent" if answer["staged"] else "was there already"
+
+
+def switch(work: Work) -> str:
+    args = {"instance": work.instance, "release": work.release.id}
+    work.helper.call("switch", args)
+    return ""
+
+
+def write_unit(work: Work) -> str:
+    changed = work.helper.call("write_unit", {"instance": work.instance})["changed"]
+    return "" if changed else "text unchanged"
+
+
+def systemctl(work: Work, verb: str) -> str:
+    """One verb of systemctl; a refusal is the failure of the step, in systemd's own words."""
+    ran = work.helper.call("systemctl", {"verb": verb, "instance": work.instance}, deadline_s=100.0)
+    if not ran["ok"]:
+        said = (ran["err"] or ran["out"]).strip()
+        raise DdtreeError(
+            f"systemctl {verb} failed: {said}",
+            host=work.target,
+            why="systemd did not take the change",
+            next=f"ddtree-ops logs {work.target}",
+        )
+    return ""
+
+
+def restart(work: Work) -> str:
+    """Ask for the restart; do not wait for it. Marked before it is asked: the answer may be lost on the way."""
+    if work.there.unit.file_state != "enabled":
+        systemctl(work, "enable")
+    work.restarted = True
+    return systemctl(work, "restart")
+
+
+def wait_health(work: Work) -> str:
+    """Wait for the wanted release; a server that we did not restart is judged as it is."""
+    before = Before(work.there.unit.invocation) if work.restarted else None
+    wait = waiting(work, work.release.settings, work.release.id, work.token)
+    completion = wait.until_healthy(work.start_timeout_s, before)
+    work.evidence["completion"] = {"tokens": completion.tokens, "seconds": completion.seconds}
+    return f"{completion.tokens} tokens in {completion.seconds:.2f} s"
+
+
+def waiting(work: Work, settings: Settings, release: str, token: Token) -> Waiting:
+    renewed = work.clock.monotonic()
+
+    def check() -> None:
+        """Between two looks: were we interrupted, and does the lock hold for long enough?"""
+        nonlocal renewed
+        token.check()
+        if work.clock.monotonic() - renewed >= RENEW_EVERY_S and work.plan.has(StepName.LOCK):
+            renewed = work.clock.monotonic()
+            work.renew()
+
+    return Waiting(
+        probe=work.probe(settings),
+        release=release,
+        port=settings.port,
+        clock=work.clock,
+        check=check,
+        say=lambda line, left: work.tell(Kind.PROGRESS, StepName.HEALTH, line, left),
+    )
+
+
+def prove(work: Work) -> str:
+    if work.gates is not None:
+        work.evidence.update(work.gates(work))
+    return ", ".join(work.evidence)
+
+
+def arm(work: Work) -> str:
+    """The host's own timer: if nobody confirms in time, it takes back by itself."""
+    seconds = work.start_timeout_s + 2 * QUICK_S
+    work.helper.call("arm", {"instance": work.instance, "to": work.plan.back or "none", "within_s": seconds})
+    work.armed = True
+    return f"within {seconds:.0f} s"
+
+
+def disarm(work: Work) -> str:
+    work.helper.call("confirm", {"instance": work.instance})
+    work.armed = False
+    return ""
+
+
+def record(work: Work) -> str:
+    """Mark the release as proven, with what proved it."""
+    gates = {"at": work.clock.time(), "gates": work.evidence}
+    details = {**work.who, "from": work.plan.before}
+    work.helper.call(
+        "record",
+        {
+            "instance": work.instance,
+            "release": work.release.id,
+            "outcome": "proven",
+            "gates": gates,
+            "details": details,
+        },
+    )
+    return ""
+
+
+def take_back(work: Work) -> str:
+    """Put the host back to the release that was there, or to nothing, and see it healthy if it was up before."""
+    back, same = work.plan.back, work.plan.back == work.plan.before
+    done = work.helper.call(
+        "take_back",
+        {
+            "instance": work.instance,
+            "to": back or "none",
+            "mark": back != work.release.id,
+            "reason": work.why_back,
+            "details": dict(work.who),
+            # a process of the release before that was never restarted is left in peace
+            "invocation": work.there.unit.invocation if same and work.there.running == back else None,
+        },
+        deadline_s=QUICK_S + 90.0 + work.release.settings.drain_timeout_s,
+    )
+    if back is None:
+        return "nothing was there before: the unit is stopped and there is no current release"
+    if same and not work.was_up:
+        systemctl(work, "stop")
+        return f"release {short(back)} is back, and down as it was"
+    there = work.there.releases.get(back)
+    if not done["restarted"] or there is None or there.settings is None:
+        return f"release {short(back)} is back"
+    try:
+        waiting(work, there.settings, back, Token()).until_healthy(float(there.settings.start_timeout_s), Before())
+    except DdtreeError as failure:
+        raise NotRolledBackError(
+            f"release {short(back)} is back, but does not come up: {failure.found}",
+            host=work.target,
+        ) from failure
+    return f"release {short(back)} runs again"
