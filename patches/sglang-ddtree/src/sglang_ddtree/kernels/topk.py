@@ -74,7 +74,8 @@ def _topk_merge_chunks_kernel(
     sums = tl.load(sums_ptr + row * chunks + part, mask=part < chunks, other=0.0)
     top = tl.max(maxima, 0)
     safe = tl.where(top > float("-inf"), top, 0.0)
-    lse = tl.log(tl.sum(sums * tl.exp(maxima - safe), 0)) + safe
+    total = tl.sum(sums * tl.exp(maxima - safe), 0)
+    lse = tl.log(tl.where(top > float("-inf"), total, 1.0)) + top
     tl.store(lse_ptr + row, lse)
     shift = 0.0
     if NORMALISE:
@@ -101,7 +102,8 @@ def _merge_shards_kernel(
     parts = tl.load(lse_ptr + shard.to(tl.int64) * rows + row, mask=shard < TP, other=float("-inf"))
     top = tl.max(parts, 0)
     safe = tl.where(top > float("-inf"), top, 0.0)
-    lse = tl.log(tl.sum(tl.exp(parts - safe), 0)) + safe
+    total = tl.sum(tl.exp(parts - safe), 0)
+    lse = tl.log(tl.where(top > float("-inf"), total, 1.0)) + top
     shift = tl.where(lse > float("-inf"), lse, 0.0)
     entry = tl.arange(0, NP)
     at = (entry // K).to(tl.int64) * rows * K + row * K + entry % K
