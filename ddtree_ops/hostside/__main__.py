@@ -17,6 +17,7 @@ from .context import Context, Failure, Op
 # imported by need: most of the time of a call is Python reading source out of the zip.
 OPERATIONS: dict[str, tuple[str, bool]] = {
     "facts": ("facts", False),
+    "doctor": ("doctor", False),
     "lock": ("lock", False),
     "unlock": ("lock", False),
     "renew": ("lock", False),

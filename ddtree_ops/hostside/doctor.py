@@ -1,0 +1,201 @@
+"""What ``doctor`` and the planner look at, as it was found, in one round trip. Reads only; judges nothing.
+
+Slow questions are not asked: torch is read from its version file rather than imported, weights from the headers of
+their files. What a driver that hangs would never answer is cut off after some seconds, and that is an answer too.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import struct
+import threading
+import time
+from typing import Any
+
+from . import facts, procs
+from .context import Context, Op
+
+GPU_QUERY = (
+    "index,uuid,name,memory.total,memory.used,compute_cap,driver_version,mig.mode.current,persistence_mode,"
+    "ecc.mode.current,ecc.errors.uncorrected.volatile.total,temperature.gpu,pci.bus_id"
+)
+CSV = "--format=csv,noheader,nounits"
+XID = "NVRM: Xid|has fallen off the bus|GPU is lost"
+DISTS = ("sglang", "torch", "triton", "flashinfer_python", "sglang_kernel", "sgl_kernel", "transformers")
+HEADER_LIMIT = 64 << 20
+ANSWER_S = 4.0
+
+
+def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
+    """{ports, venvs, models: {path: user}, caches, path} -> the raw answers that ``facts.doctor`` parses.
+
+    ``path`` is the PATH of the units, ``models`` the model and drafter folders with the user that must read them.
+    """
+    answers: dict[str, Any] = {}
+    jobs = {
+        "gpus": lambda: gpus(ctx),
+        "kernel_log": lambda: ctx.run(
+            "journalctl", "-k", "-b", "-o", "short-iso", "-n", "50", "--no-pager", "-g", XID, timeout_s=ANSWER_S
+        ).raw(),
+        "clock": lambda: ctx.run("timedatectl", "show", timeout_s=ANSWER_S).raw(),
+        "nvcc": lambda: tool(ctx, args.get("path") or os.defpath, "nvcc", "--version"),
+        "containers": lambda: containers(ctx),
+        "venvs": lambda: {path: venv(path) for path in args.get("venvs") or []},
+        "models": lambda: {path: model(path, user) for path, user in (args.get("models") or {}).items()},
+    }
+    threads = [threading.Thread(target=ask, args=(answers, name, job), daemon=True) for name, job in jobs.items()]
+    for thread in threads:
+        thread.start()
+    answers.update(
+        at=time.time(),
+        host=facts.host(ctx),
+        disk=facts.disk(ctx.root),
+        tools={name: shutil.which(name, path=args.get("path")) for name in ("ninja", "nvcc", "gcc", "g++", "c++")},
+        caches={path: place(path) for path in args.get("caches") or []},
+        listeners=procs.listeners({int(p) for p in args.get("ports") or []}),
+        port_range=procs.text("/proc/sys/net/ipv4/ip_local_port_range"),
+        reserved_ports=procs.text("/proc/sys/net/ipv4/ip_local_reserved_ports"),
+    )
+    for thread in threads:
+        thread.join(timeout=max(0.1, ctx.left_s - 1.0))
+    return {name: answers.get(name) for name in (*answers, *jobs)}
+
+
+def ask(answers: dict[str, Any], name: str, job: Any) -> None:
+    """One question; an answer that could not be had is its error, for the person to read."""
+    try:
+        answers[name] = job()
+    except Exception as error:  # noqa: BLE001  one question that fails must not hide the others' answers
+        answers[name] = {"error": f"{type(error).__name__}: {error}"}
+
+
+def gpus(ctx: Context) -> dict[str, Any]:
+    """nvidia-smi's own words about the GPUs and who uses them."""
+    query = ctx.run("nvidia-smi", "--query-gpu=" + GPU_QUERY, CSV, timeout_s=ANSWER_S)
+    pci = [entry for entry in glob.glob("/sys/bus/pci/devices/*/vendor") if procs.text(entry).strip() == "0x10de"]
+    classes = [procs.text(os.path.join(os.path.dirname(entry), "class")).strip() for entry in pci]
+    found = {"query": query.raw(), "on_bus": sum(1 for kind in classes if kind.startswith("0x03")), "apps": None}
+    found["module"] = os.path.isdir("/sys/module/nvidia")
+    if query.rc == 127:
+        return found
+    apps = ctx.run("nvidia-smi", "--query-compute-apps=" + facts.APP_QUERY, CSV, timeout_s=ANSWER_S)
+    pids = {int(pid) for pid in re.findall(r"^[^,]+, *(\d+),", apps.out, re.M)}
+    owners = {str(pid): dict(procs.about(pid), cgroup=procs.text(f"/proc/{pid}/cgroup")) for pid in pids}
+    return dict(found, apps=apps.raw(), owners=owners)
+
+
+def tool(ctx: Context, path: str, name: str, *args: str) -> dict[str, Any] | None:
+    """What a program on the units' PATH says; None if it is not on it."""
+    program = shutil.which(name, path=path)
+    return ctx.run(program, *args, timeout_s=ANSWER_S).raw() if program else None
+
+
+def containers(ctx: Context) -> dict[str, Any] | None:
+    """Running containers, and how the container engine manages devices; None without docker."""
+    if shutil.which("docker") is None:
+        return None
+    shown = "{{json .ID}} {{json .Name}} {{json .HostConfig.DeviceRequests}} {{json .HostConfig.Runtime}}"
+    listed = ctx.run("docker", "ps", "-q", "--no-trunc", timeout_s=ANSWER_S)
+    ids = listed.out.split()
+    inspected = ctx.run("docker", "inspect", "--format", shown, *ids, timeout_s=ANSWER_S).raw() if ids else None
+    driver = ctx.run("docker", "info", "--format", "{{.CgroupDriver}}", timeout_s=ANSWER_S)
+    return {"ps": listed.raw(), "inspect": inspected, "driver": driver.raw()}
+
+
+def venv(path: str) -> dict[str, Any]:
+    """A virtual environment by its files: Python, the distributions that matter, torch's CUDA."""
+    sites = glob.glob(os.path.join(path, "lib", "python3*", "site-packages"))
+    found: dict[str, list[str]] = {}
+    for site in sites:
+        for name in DISTS:
+            infos = glob.glob(os.path.join(site, name + "-*.dist-info"))
+            found.setdefault(name, []).extend(os.path.basename(i)[len(name) + 1 : -len(".dist-info")] for i in infos)
+    return {
+        "exists": os.path.isdir(path),
+        "runs": os.access(os.path.join(path, "bin", "python"), os.X_OK),
+        "cfg": procs.text(os.path.join(path, "pyvenv.cfg")),
+        "dists": {name: versions for name, versions in found.items() if versions},
+        "torch_version": "".join(procs.text(os.path.join(site, "torch", "version.py")) for site in sites),
+        "ninja": os.access(os.path.join(path, "bin", "ninja"), os.X_OK),
+    }
+
+
+def model(path: str, user: str | None) -> dict[str, Any]:
+    """A model folder: its configuration, its weights by the headers of their files, whether ``user`` can read it."""
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    weights = [name for name in names if name.endswith(".safetensors")]
+    return {
+        "exists": os.path.isdir(path),
+        "readable": may_read(os.path.join(path, "config.json"), user) if names else False,
+        "config": procs.text(os.path.join(path, "config.json")),
+        "index": sorted(set((index(path).get("weight_map") or {}).values())),
+        "files": {name: os.path.getsize(os.path.join(path, name)) for name in weights},
+        "weights": tensors([os.path.join(path, name) for name in weights]),
+    }
+
+
+def index(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(procs.text(os.path.join(path, "model.safetensors.index.json")) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def tensors(paths: list[str]) -> dict[str, dict[str, int]]:
+    """Bytes of weights by the first parts of their names, then by dtype: ``{"model.layers": {"BF16": 123}}``."""
+    total: dict[str, dict[str, int]] = {}
+    for path in paths:
+        with open(path, "rb") as src:
+            head = src.read(8)
+            size = struct.unpack("<Q", head)[0] if len(head) == 8 else HEADER_LIMIT
+            header = json.loads(src.read(size).decode("utf-8")) if size < HEADER_LIMIT else {}
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                part = total.setdefault(".".join(name.split(".")[:2]), {})
+                part[entry["dtype"]] = part.get(entry["dtype"], 0) + end - begin
+    return total
+
+
+def may_read(path: str, user: str | None) -> bool:
+    """Whether ``user`` (or we) may read ``path``; asked of the kernel in a child that becomes that user."""
+    if user is None or os.getuid() != 0:
+        return os.access(path, os.R_OK)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            import pwd
+
+            entry = pwd.getpwnam(user)
+            os.initgroups(user, entry.pw_gid)
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+            with open(path, "rb"):
+                status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def place(path: str) -> dict[str, Any]:
+    """The file system that holds a folder (or will): its type and where it is mounted."""
+    here = path
+    while not os.path.isdir(here) and here != "/":
+        here = os.path.dirname(here)
+    device = os.stat(here).st_dev
+    best = ("", "")
+    for line in procs.text("/proc/self/mountinfo").splitlines():
+        parts = line.split()
+        rest = parts[parts.index("-") + 1 :]
+        if parts[2] == f"{os.major(device)}:{os.minor(device)}":
+            best = (parts[4], rest[0])
+    return {"exists": here == path, "mount": best[0], "type": best[1]}
+
+
+OPS: dict[str, Op] = {"doctor": doctor}

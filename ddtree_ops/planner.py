@@ -1,0 +1,214 @@
+"""Will it fit, and with which limits: the GPU memory of one server, predicted before anything is loaded. Pure.
+
+The arithmetic is that of SGLang 0.5.17 (``mem_cache/kv_cache_configurator.py``, ``mem_cache/memory_pool.py``), so that
+the limits can be rendered explicitly instead of being left to heuristics that do not know a tree's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ddtree_ops.model import MAX_BUDGET, Mode
+from ddtree_ops.shapes import DTYPE_BYTES, DrafterShape, ModelShape
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+CONTEXT_BYTES = 1 * GIB
+"""What CUDA's context and its libraries take before SGLang counts (measured by SGLang as total minus available)."""
+RESERVE_FLOOR = 512 * MIB
+RESERVE_LARGE_GPU = 10 * GIB
+ACTIVATION_PER_TOKEN = 3 * MIB // 2
+GRAPH_PER_REQUEST = 2 * MIB
+PREFILL_CHUNK = ((20 * GIB, 2048), (35 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
+SLOTS_PER_REQUEST = {"off": 1, "no_buffer": 3, "extra_buffer": 5}
+"""State slots of a request by the radix cache's strategy; the extra buffer's two are for the overlap scheduler."""
+CONV_DTYPE_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What should run on each GPU. ``weights`` are the bytes of the target and of the drafter, before splitting."""
+
+    target: ModelShape
+    weights: int
+    gpu_bytes: int
+    mode: Mode = Mode.AR
+    drafter: DrafterShape | None = None
+    drafter_weights: int = 0
+    budget: int = 16
+    running: int = 8
+    context: int = 32768
+    tp: int = 1
+    state_dtype: str | None = None
+    kv_dtype: str | None = None
+    radix: str = "extra_buffer"
+
+    @property
+    def rows(self) -> int:
+        """Rows of one request in a verify pass of the target: the tree with its root, or the drafter's block."""
+        if self.mode is Mode.AR:
+            return 0
+        return self.budget + 1 if self.mode is Mode.TREE else self.block
+
+    @property
+    def block(self) -> int:
+        return (self.drafter.block_size if self.drafter else None) or 16
+
+    @property
+    def state_bytes(self) -> int:
+        return DTYPE_BYTES.get(self.state_dtype or self.target.state_dtype, 4)
+
+    @property
+    def kv_bytes(self) -> int:
+        return DTYPE_BYTES.get(self.kv_dtype or self.target.dtype, 2)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that takes memory, and how its size comes about."""
+
+    name: str
+    bytes: int
+    how: str
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The prediction for one GPU. ``tokens`` is what the KV cache can hold with what is left."""
+
+    ask: Ask
+    items: tuple[Item, ...]
+    reserve: int
+    bytes_per_token: int
+
+    @property
+    def taken(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def left(self) -> int:
+        """For the KV cache; negative when not even the rest fits."""
+        return self.ask.gpu_bytes - CONTEXT_BYTES - self.reserve - self.taken
+
+    @property
+    def tokens(self) -> int:
+        return max(0, self.left) // self.bytes_per_token
+
+    @property
+    def needed_tokens(self) -> int:
+        """One request of the whole context with what speculation reserves past its end, and a start for the others."""
+        ahead = 2 * max(self.ask.rows, self.ask.block if self.ask.mode.speculates else 0)
+        return self.ask.context + ahead + (self.ask.running - 1) * (1024 + ahead)
+
+    @property
+    def fits(self) -> bool:
+        return self.left > 0 and self.tokens >= self.needed_tokens
+
+    @property
+    def mem_fraction(self) -> float:
+        """``--mem-fraction-static``: weights, states and KV cache as a part of the memory SGLang finds free."""
+        found = self.ask.gpu_bytes - CONTEXT_BYTES
+        return int((found - self.reserve) / found * 1000) / 1000
+
+    @property
+    def slots(self) -> int:
+        return self.ask.running * SLOTS_PER_REQUEST[self.ask.radix]
+
+    def flags(self) -> tuple[str, ...]:
+        """The limits, said explicitly: what SGLang would guess otherwise."""
+        made = ["--max-running-requests", str(self.ask.running)]
+        made += ["--cuda-graph-max-bs-decode", str(self.ask.running)]
+        made += ["--mem-fraction-static", f"{self.mem_fraction:.3f}"]
+        if self.ask.target.hybrid:
+            made += ["--max-mamba-cache-size", str(self.slots)]
+            made += ["--mamba-ssm-dtype", self.ask.state_dtype or self.ask.target.state_dtype]
+        return tuple(made)
+
+
+def plan_memory(ask: Ask) -> MemoryPlan:
+    """The memory of one GPU, item by item."""
+    items = [Item("target weights", ask.weights // ask.tp, f"{_gib(ask.weights)} in its files / tp {ask.tp}")]
+    per_token = ask.target.attention.bytes_per_token(ask.kv_bytes, ask.tp)
+    if ask.mode.speculates and ask.drafter is not None:
+        how = f"{_gib(ask.drafter_weights)} in its files / tp {ask.tp}"
+        items.append(Item("drafter weights", ask.drafter_weights // ask.tp, how))
+        per_token += ask.drafter.attention.bytes_per_token(ask.drafter.dtype_bytes, ask.tp)
+    items += _states(ask)
+    return MemoryPlan(ask, tuple(items), _reserve(ask), per_token)
+
+
+def _states(ask: Ask) -> list[Item]:
+    """The recurrent layers: slots for requests and the prefix cache, and a snapshot for every row of a verify pass."""
+    gdn = ask.target.recurrence
+    if gdn is None:
+        return []
+    slots = ask.running * SLOTS_PER_REQUEST[ask.radix] + 1
+    state = gdn.state_bytes(ask.state_bytes, ask.tp)
+    conv = gdn.conv_bytes(CONV_DTYPE_BYTES, ask.tp)
+    items = [
+        Item("recurrent states", slots * state, f"({slots - 1} slots + 1) x {_mib(state)}"),
+        Item("convolution states", slots * conv, f"({slots - 1} slots + 1) x {_mib(conv)}"),
+    ]
+    if not ask.rows:
+        return items
+    requests = ask.running + 1
+    items.append(
+        Item("state snapshots", requests * ask.rows * state, f"({ask.running} + 1) x {ask.rows} rows x {_mib(state)}")
+    )
+    # A chain's windows overlap and are stored once; siblings of a tree need windows of their own.
+    columns = ask.rows * (gdn.conv_width - 1) if ask.mode is Mode.TREE else ask.rows + gdn.conv_width - 2
+    window = gdn.conv_bytes(CONV_DTYPE_BYTES, ask.tp, columns)
+    items.append(Item("convolution snapshots", requests * window, f"({ask.running} + 1) x {_mib(window)}"))
+    return items
+
+
+def _reserve(ask: Ask) -> int:
+    """What is left free for activations, CUDA graphs and the logits of a verify pass, as SGLang estimates it."""
+    chunk = next((size for limit, size in PREFILL_CHUNK if ask.gpu_bytes < limit), 16384)
+    reserve = RESERVE_FLOOR + chunk * ACTIVATION_PER_TOKEN + ask.tp * 128 * MIB + ask.running * GRAPH_PER_REQUEST
+    if ask.gpu_bytes > 60 * GIB:
+        reserve = max(reserve, RESERVE_LARGE_GPU)
+    return reserve + logits_bytes(ask)
+
+
+def logits_bytes(ask: Ask) -> int:
+    """The fp32 logits of every row of a full batch; the buffer is allocated once, for the largest graph."""
+    return ask.running * max(1, ask.rows) * ask.target.vocab * 4
+
+
+# -- the largest that fits --------------------------------------------------------------------------------------------
+
+
+def largest_running(ask: Ask, limit: int = 256) -> int:
+    """The most running requests that fit; 0 if not even one does."""
+    return _largest(limit, lambda n: plan_memory(replace(ask, running=n)).fits)
+
+
+def largest_budget(ask: Ask, limit: int = MAX_BUDGET) -> int:
+    """The largest tree that fits with the requests asked for; 0 if none does."""
+    return _largest(limit, lambda n: plan_memory(replace(ask, mode=Mode.TREE, budget=n)).fits)
+
+
+def largest_context(ask: Ask) -> int:
+    """The longest context that fits, in steps of 1024, up to the model's own; 0 if none does."""
+    limit = (ask.target.context or 1 << 20) // 1024
+    return 1024 * _largest(limit, lambda n: plan_memory(replace(ask, context=n * 1024)).fits)
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The last n of 1..limit for which ``fits`` holds, which it does up to some point and never after."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.2f} MiB"
