@@ -12,6 +12,7 @@ import io
 import json
 import os
 import platform
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,7 +113,15 @@ class Agent:
 
         A lock left by a process of this very machine that is no longer alive is taken over at once.
         """
-        wanted = {"owner": owner(), "pid": os.getpid(), "client": client(), "purpose": purpose, "lease_s": lease_s}
+        token = secrets.token_hex(16)
+        wanted = {
+            "token": token,
+            "owner": owner(),
+            "pid": os.getpid(),
+            "client": client(),
+            "purpose": purpose,
+            "lease_s": lease_s,
+        }
         try:
             taken = self.call("lock", wanted, deadline_s=30.0)
         except LockedError as held:
@@ -121,11 +130,11 @@ class Agent:
                 raise
             self.call("unlock", {"force": True, "by": f"{owner()}, pid {lock['pid']} is dead"}, deadline_s=30.0)
             taken = self.call("lock", wanted, deadline_s=30.0)
-        self.token = taken["token"]
+        self.token = token
         try:
             yield taken
         finally:
-            token, self.token = self.token, None
+            self.token = None
             with contextlib.suppress(UnreachableError, LockedError):
                 self.call("unlock", {"token": token}, deadline_s=15.0)
 

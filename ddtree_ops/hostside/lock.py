@@ -33,13 +33,14 @@ def guarded(ctx: Context) -> Iterator[str]:
 
 
 def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """Take the lock: {owner, pid, client, purpose, lease_s} -> {token, lock, took_over}.
+    """Take the lock: {token, owner, pid, client, purpose, lease_s} -> {lock, took_over}.
 
-    ``client`` names the operator's machine so that only that machine may judge whether ``pid`` still lives.
+    The caller makes the token, so that asking again after a lost answer finds one's own lock. ``client``
+    names the operator's machine, so that only that machine may judge whether ``pid`` still lives.
     """
     now = time.time()
     wanted = {
-        "token": os.urandom(16).hex(),
+        "token": str(args["token"]),
         "owner": str(args["owner"]),
         "pid": args.get("pid"),
         "client": args.get("client"),
@@ -51,6 +52,8 @@ def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         held = files.read_json(path)
         if held is None and os.path.exists(path):
             held = {"owner": "nobody (the lock file is damaged)", "expires": 0}
+        if held is not None and held.get("token") == wanted["token"]:
+            return {"lock": public(held), "took_over": None}
         if held is not None and held.get("expires", 0) > now:
             raise held_by(held)
         if held is None:
@@ -60,7 +63,7 @@ def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
             files.write_json(path, wanted)
     if held is not None:
         audit(ctx, "lock-taken-over", by=wanted["owner"], was=public(held))
-    return {"token": wanted["token"], "lock": public(wanted), "took_over": public(held) if held else None}
+    return {"lock": public(wanted), "took_over": public(held) if held else None}
 
 
 def publish(path: str, value: dict[str, Any]) -> None:

@@ -17,8 +17,9 @@ NONE = "none"
 def take_back(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     """{instance, to?: DIGEST | "none", reason?, details?, mark?, invocation?} -> {was, to, restarted, stopped, ...}.
 
-    Without ``to`` it is the last proven release, else the one before, else none. ``mark`` (default true): the release
-    that is left is marked as taken back. ``invocation``: the InvocationID seen before the change; if it still runs,
+    Asked again after it was done, it changes nothing: what is already back and runs is not restarted. Without
+    ``to`` it is the last proven release, else the one before, else none. ``mark`` (default true): the release that is
+    left is marked as taken back. ``invocation``: the InvocationID seen before the change; if it still runs,
     the old server was never touched and is left in peace.
     """
     instance = args["instance"]
@@ -35,7 +36,8 @@ def take_back(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     state.save(ctx, instance, known)
 
     switch.point_at(ctx, instance, None if to == NONE else to)
-    done = stop_for_good(ctx, instance) if to == NONE else start_again(ctx, instance, args.get("invocation"))
+    again = was == to and not pending
+    done = stop_for_good(ctx, instance) if to == NONE else start_again(ctx, instance, args.get("invocation"), again)
 
     known = state.load(ctx, instance)
     known.pop("taking_back", None)
@@ -57,12 +59,14 @@ def choose(ctx: Context, instance: str, known: dict[str, Any], was: str | None) 
     return NONE
 
 
-def start_again(ctx: Context, instance: str, invocation: str | None) -> dict[str, Any]:
+def start_again(ctx: Context, instance: str, invocation: str | None, again: bool) -> dict[str, Any]:
     changed = switch.write_unit(ctx, {"instance": instance})["changed"]
     now = units.shown(ctx, instance)
     if changed or now.get("NeedDaemonReload") == "yes":
         succeed(units.act(ctx, "daemon-reload", instance))
-    untouched = invocation and now.get("InvocationID") == invocation and now.get("ActiveState") == "active"
+    untouched = bool(invocation) and now.get("InvocationID") == invocation and now.get("ActiveState") == "active"
+    if again and not changed and now.get("ActiveState") in ("active", "activating"):
+        untouched = True
     if not untouched:
         units.act(ctx, "reset-failed", instance)
         succeed(units.act(ctx, "restart", instance))

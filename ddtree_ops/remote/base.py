@@ -31,7 +31,15 @@ class Completed:
 class Remote(Protocol):
     """One machine. Errors are ``UnreachableError`` and its kinds; an exit status is an answer, not an error."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The host's name in the inventory."""
+        ...
+
+    @property
+    def round_trips(self) -> int:
+        """How many times a command was run, a file put or read: what the link's latency is paid for."""
+        ...
 
     def run(
         self,

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol
 
-from ddtree_ops.errors import DdtreeError, RefusedError, UnreachableError
+from ddtree_ops.errors import DdtreeError, DeadlineError, RefusedError, UnreachableError
 from ddtree_ops.remote.base import Completed
 
 # Runs on the host, Python >= 3.8: read it all, check size and sha256, write beside the place, flush, rename, flush.
@@ -37,7 +37,8 @@ os.fsync(fd)
 
 
 class Runs(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def run(
         self,
@@ -81,6 +82,16 @@ def bounded(argv: Sequence[str], deadline_s: float, *, sudo: bool) -> list[str]:
     """
     limited = ["timeout", "-k", "5", str(max(1, round(deadline_s + 0.5))), *argv]
     return ["sudo", "-n", "--", *limited] if sudo else limited
+
+
+def ended(done: Completed, host: str, deadline_s: float) -> Completed:
+    """The command's answer, unless ``timeout`` had to end it (124, or 137 if it would not go)."""
+    if done.rc in (124, 137):
+        raise DeadlineError(
+            f"{done.argv[0]} took longer than {deadline_s:.0f} s and was ended", host,
+            "each step on the host is whole or did not happen", f"ddtree-ops status {host}",
+        )  # fmt: skip
+    return done
 
 
 def explain(done: Completed, host: str) -> DdtreeError | None:

@@ -14,7 +14,7 @@ from typing import IO, BinaryIO
 from ddtree_ops.clock import Clock, Deadline, SystemClock
 from ddtree_ops.errors import DeadlineError
 from ddtree_ops.remote.base import Completed
-from ddtree_ops.remote.files import FilesOverRun, bounded
+from ddtree_ops.remote.files import FilesOverRun, bounded, ended
 from ddtree_ops.remote.lines import Feed, Lines
 
 CHUNK = 1 << 16
@@ -54,9 +54,7 @@ class LocalRemote(FilesOverRun):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(child.pid, signal.SIGTERM)
                 raise
-        if rc in (124, 137):
-            raise DeadlineError(f"{argv[0]} took longer than {deadline_s:.0f} s and was ended", self.name)
-        return Completed(tuple(argv), rc, out, err)
+        return ended(Completed(tuple(argv), rc, out, err), self.name, deadline_s)
 
     def _exchange(
         self,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helperhost import HelperHost, helper_host, release_tar
 
+from ddtree_ops.agent import client
 from ddtree_ops.errors import HelperError, LockedError, MovedError, RefusedError, UnreachableError
 
 UNIT = "sglang-ddtree-qwen.service"
@@ -145,6 +147,13 @@ def test_take_back_returns_to_the_proven_release_and_marks_the_other(host: Helpe
     assert [e["what"] for e in host.do("history", instance="qwen")["events"]] == ["proven", "taken-back"]
 
 
+def test_take_back_asked_again_after_a_lost_answer_does_not_restart_the_server_again(host: HelperHost) -> None:
+    first = deployed(host, "one\n")
+    deployed(host, "two\n")
+    assert host.do("take_back", instance="qwen", to=first)["restarted"] is True
+    assert host.do("take_back", instance="qwen", to=first)["restarted"] is False
+
+
 def test_take_back_of_the_first_release_leaves_no_unit_and_no_current(host: HelperHost) -> None:
     first = deployed(host, "one\n")
     done = host.do("take_back", instance="qwen", reason="crashed")
@@ -196,7 +205,7 @@ def test_the_lock_says_who_since_when_and_what_for(free: HelperHost) -> None:
     with free.agent.locked("deploy here:qwen"):
         other = HelperHost(type(free.agent)(free.agent.remote, free.agent.host), free.root, free.units, free.systemd)
         with pytest.raises(LockedError) as held:
-            other.do("lock", owner="eve@elsewhere", pid=7, purpose="rollback")
+            other.do("lock", token="t2", owner="eve@elsewhere", pid=7, purpose="rollback")
     error = held.value
     assert f"pid {os.getpid()} since " in error.found
     assert error.found.endswith("for: deploy here:qwen")
@@ -205,8 +214,24 @@ def test_the_lock_says_who_since_when_and_what_for(free: HelperHost) -> None:
     assert not (free.root / "lock.json").exists()
 
 
+def test_asking_for_the_lock_again_after_a_lost_answer_finds_it_ones_own(free: HelperHost) -> None:
+    first = free.do("lock", token="mine", owner="op@desk", pid=1, purpose="deploy")
+    assert free.do("lock", token="mine", owner="op@desk", pid=1, purpose="deploy")["lock"] == first["lock"]
+
+
+def test_a_lock_left_by_a_dead_process_of_this_machine_is_taken_over_at_once(free: HelperHost) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    free.do("lock", token="t", owner="op@desk", pid=dead.pid, client=client(), purpose="deploy")
+    with free.agent.locked("mine"):
+        pass
+    free.do("lock", token="t", owner="op@desk", pid=os.getppid(), client=client(), purpose="deploy")
+    with pytest.raises(LockedError), free.agent.locked("mine"):
+        pass
+
+
 def test_a_lock_whose_lease_ended_is_taken_over_and_that_is_recorded(free: HelperHost) -> None:
-    free.do("lock", owner="eve@elsewhere", pid=7, purpose="deploy", lease_s=-1)
+    free.do("lock", token="t1", owner="eve@elsewhere", pid=7, purpose="deploy", lease_s=-1)
     with free.agent.locked("mine") as taken:
         assert taken["took_over"]["owner"] == "eve@elsewhere"
     audit = [json.loads(line) for line in (free.root / "audit.jsonl").read_text().splitlines()]
@@ -235,6 +260,6 @@ def test_names_that_would_leave_the_layout_are_refused(host: HelperHost) -> None
 def test_an_unknown_operation_and_a_missing_argument_are_our_own_bugs(free: HelperHost) -> None:
     with pytest.raises(HelperError, match="knows no operation 'dance'"):
         free.do("dance")
-    with pytest.raises(HelperError, match="KeyError: 'owner'") as bug:
+    with pytest.raises(HelperError, match="KeyError: 'token'") as bug:
         free.do("lock")
     assert "Traceback" in bug.value.data["traceback"]

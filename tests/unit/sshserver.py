@@ -1,0 +1,168 @@
+"""A real SSH server in this process, on loopback: runs commands, forwards connections, and misbehaves on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+
+@dataclass
+class SshServer:
+    """``frozen`` stops answering anything; ``port`` is where it listens; ``seen`` counts connections."""
+
+    host_key: paramiko.PKey
+    user_key: paramiko.PKey
+    user: str = "op"
+    address: str = "127.0.0.1"
+    frozen: threading.Event = field(default_factory=threading.Event)
+    transports: list[paramiko.Transport] = field(default_factory=list)
+    forwards: list[tuple[str, int]] = field(default_factory=list)
+    port: int = 0
+    _listener: socket.socket | None = None
+
+    def start(self) -> None:
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener.bind((self.address, self.port))
+        self._listener.listen(16)
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def stop(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End every connection, as a host does that dies."""
+        for transport in self.transports:
+            transport.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            transport = _Stoppable(client, self.frozen)
+            transport.add_server_key(self.host_key)
+            self.transports.append(transport)
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                transport.start_server(event=threading.Event(), server=_Session(self, transport))
+
+
+class _Stoppable(paramiko.Transport):
+    """A transport whose answers stop while ``frozen`` is set; what it received by then is not read either."""
+
+    def __init__(self, sock: socket.socket, frozen: threading.Event) -> None:
+        self._frozen = frozen
+        super().__init__(sock)
+
+    def _send_message(self, data: Any) -> None:
+        if not self._frozen.is_set():
+            super()._send_message(data)
+
+
+class _Session(paramiko.ServerInterface):
+    def __init__(self, server: SshServer, transport: paramiko.Transport) -> None:
+        self._server, self._transport = server, transport
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        fits = username == self._server.user and key == self._server.user_key
+        return paramiko.AUTH_SUCCESSFUL if fits else paramiko.AUTH_FAILED
+
+    def get_allowed_auths(self, _username: str) -> str:
+        return "publickey"
+
+    def check_channel_request(self, kind: str, _chanid: int) -> int:
+        return paramiko.OPEN_SUCCEEDED if kind == "session" else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+
+    def check_channel_direct_tcpip_request(self, chanid: int, _origin: Any, destination: tuple[str, int]) -> int:
+        self._server.forwards.append(destination)
+        try:
+            far = socket.create_connection(destination, timeout=3)
+        except OSError:
+            return paramiko.OPEN_FAILED_CONNECT_FAILED
+        threading.Thread(target=self._forward, args=(chanid, far), daemon=True).start()
+        return paramiko.OPEN_SUCCEEDED
+
+    def _forward(self, chanid: int, far: socket.socket) -> None:
+        channel = None
+        while channel is None or channel.get_id() != chanid:
+            channel = self._transport.accept(5)
+            if channel is None:
+                return
+        with far:
+            far.settimeout(None)
+            there = threading.Thread(target=pump, args=(channel, far), daemon=True)
+            there.start()
+            pump(far, channel)
+            channel.close()
+            there.join()
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        threading.Thread(target=self._execute, args=(channel, command.decode()), daemon=True).start()
+        return True
+
+    def _execute(self, channel: paramiko.Channel, command: str) -> None:
+        with subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=Path.home(),
+        ) as child:
+            assert child.stdin
+            assert child.stdout
+            assert child.stderr
+            threads = [
+                threading.Thread(target=pump, args=(channel, child.stdin), daemon=True),
+                threading.Thread(target=pump, args=(child.stdout, channel), daemon=True),
+                threading.Thread(target=pump, args=(child.stderr, channel.makefile_stderr("wb", 0)), daemon=True),
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads[1:]:
+                thread.join()
+            rc = child.wait()
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            channel.send_exit_status(rc)
+            channel.shutdown_write()
+            channel.close()
+
+
+def pump(source: Any, sink: Any) -> None:
+    """Copy until the source ends; then end the sink, if that is how it knows."""
+    read = source.recv if hasattr(source, "recv") else source.read1
+    with contextlib.suppress(OSError, EOFError, ValueError, paramiko.SSHException):
+        while block := read(1 << 15):
+            if hasattr(sink, "sendall"):
+                sink.sendall(block)
+            else:
+                sink.write(block)
+                sink.flush()
+    with contextlib.suppress(OSError, EOFError, ValueError):
+        if isinstance(sink, socket.socket):
+            sink.shutdown(socket.SHUT_WR)
+        elif not isinstance(sink, paramiko.Channel) and hasattr(source, "recv"):
+            sink.close()
+
+
+@contextlib.contextmanager
+def serving(server: SshServer) -> Iterator[SshServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
