@@ -120,6 +120,15 @@ for _action, _help in ACTIONS.items():
     _add_action(_action, _help)
 
 
+@command(app, "renew", examples=["ddtree-ops lab renew lab1"])
+def renew(session: Session, host: HostName, name: Name = DEFAULT_LAB) -> None:
+    """Give a host a new disk and boot it, as if just installed; its name, address and keys stay."""
+    lab = _lab(session, name)
+    machine = lab.machine(host)
+    lab.renew(machine)
+    _state(session, machine.state())
+
+
 @command(app, "fill", examples=["ddtree-ops lab fill lab1 --leave 1", "ddtree-ops lab fill lab1 --empty"])
 def fill(
     session: Session,

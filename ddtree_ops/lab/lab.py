@@ -186,6 +186,7 @@ class Lab:
 
     def renew(self, machine: Machine, disk_mib: int = DISK_MIB) -> None:
         """Give a host a new disk, as if it were just installed; name, address and keys stay."""
+        require_root()
         machine.kill()
         (machine.names.dir / "disk.img").unlink(missing_ok=True)
         machine.create(disks.disk_image(disk_mib, self.say), self._public_key())

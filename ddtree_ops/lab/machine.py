@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import struct
 import subprocess
 from contextlib import suppress
@@ -125,12 +126,12 @@ class Machine:
         while not deadline.passed:
             if not self.on:
                 raise self._failed("it went off while booting")
-            done = self.ssh("systemctl", "is-system-running", "--wait", timeout=max(1.0, deadline.left))
+            done = self.ssh("systemctl is-system-running --wait", timeout=max(1.0, deadline.left))
             said = done.stdout.strip() or done.stderr.strip()
             if said == "running":
                 return
             if said == "degraded":
-                units = self.ssh("systemctl", "list-units", "--failed", "--plain", "--no-legend", timeout=5)
+                units = self.ssh("systemctl list-units --failed --plain --no-legend", timeout=5)
                 raise self._failed(f"units failed at boot: {units.stdout.strip()}")
             self.clock.sleep(0.1)
         raise self._failed(f"not up after {seconds:.0f} s ({said or 'no answer'})")
@@ -155,17 +156,16 @@ class Machine:
     def kill(self) -> None:
         """SIGKILL every process of the host at once. The cable stays plugged in: its peers get resets."""
         supervisor = self.supervisor()
+        if supervisor is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(supervisor, signal.SIGKILL)  # it leads the group; what it is about to start goes with it
+        self._await(self._killed, STOP_S, "processes of it do not end")
+
+    def _killed(self) -> bool:
         group = cgroup2() / self.names.cgroup
         with suppress(FileNotFoundError):
             (group / "cgroup.kill").write_text("1")
-        if supervisor is not None:
-            # it ends by itself when the host is gone, unless it was still mounting
-            with suppress(UnreachableError):
-                self._await(lambda: not self.on, 5, "")
-            if self.on:
-                os.kill(supervisor, 9)
-            self._await(lambda: not self.on, STOP_S, "its supervisor does not end")
-        self._await(lambda: not self._populated(group), STOP_S, "processes of it do not end")
+        return not self.on and not self._populated(group)
 
     def _populated(self, group: Path) -> bool:
         try:
@@ -285,9 +285,9 @@ class Machine:
             f"{user}@{self.address}", *command,
         ]  # fmt: skip
 
-    def ssh(self, *command: str, timeout: float = 30, user: str = "root") -> subprocess.CompletedProcess[str]:
-        """Run a command through ssh; rc 255 when the host cannot be reached or ``timeout`` passes."""
-        argv = self.ssh_argv(*command, user=user)
+    def ssh(self, line: str, *, timeout: float = 30, user: str = "root") -> subprocess.CompletedProcess[str]:
+        """Run a line of shell through ssh; rc 255 when the host cannot be reached or ``timeout`` passes."""
+        argv = self.ssh_argv(line, user=user)
         try:
             return subprocess.run(
                 argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
