@@ -1,0 +1,42 @@
+# For a fresh Debian 12 machine, as root; each target sets up what it needs (docs/lab.md).
+#   make demo    boot two hosts, deploy, break a deploy on purpose, roll back, tear down
+#   make test    every test that needs no GPU: lint, types, unit, engine (CPU), lab (real systemd hosts)
+#   make check   lint, types and unit tests: a minute, no root
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+# one pytest process for each two cores, each with a lab of its own
+WORKERS ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n < 1 ? 1 : n > 4 ? 4 : n )))
+# seconds after which a run of all tests has hung
+LIMIT ?= 1620
+
+.PHONY: help demo test check lint clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(VENV)/base: pyproject.toml scripts/setup
+	scripts/setup $(VENV) base
+
+$(VENV)/engine: $(VENV)/base tests/engine/requirements.txt
+	scripts/setup $(VENV) engine
+
+demo: $(VENV)/base
+	$(PYTHON) scripts/demo.py $(DEMO)
+
+lint: $(VENV)/base
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+check: lint
+	$(PYTHON) -m pytest tests/unit
+
+test: $(VENV)/engine lint
+	timeout --foreground --kill-after=60 $(LIMIT) \
+	  $(PYTHON) -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 -m "not gpu" tests
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
