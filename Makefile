@@ -20,7 +20,7 @@ help:
 $(VENV)/base: pyproject.toml scripts/setup
 	scripts/setup $(VENV) base
 
-$(VENV)/engine: $(VENV)/base tests/engine/requirements.txt
+$(VENV)/engine: $(VENV)/base $(wildcard tests/engine/requirements.txt)
 	scripts/setup $(VENV) engine
 
 demo: $(VENV)/base

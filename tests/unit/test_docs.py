@@ -6,9 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
+from ddtree_ops.cli import lab
 from ddtree_ops.errors import ExitCode
 from ddtree_ops.inventory.load import HOST_DEFAULT_KEYS, HOST_KEYS, SETTINGS_KEYS, parse_fleet
+from ddtree_ops.lab.standin import faults
 from ddtree_ops.model import HostSpec, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -57,3 +60,17 @@ def test_the_example_is_valid() -> None:
 def test_every_exit_code_is_described() -> None:
     described = {int(row[0]): row[1] for row in rows((DOCS / "exit-codes.md").read_text())}
     assert described == {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
+
+
+def test_every_fault_of_the_stand_in_is_described() -> None:
+    text = (DOCS / "lab.md").read_text().split("## Faults of the stand-in\n")[1].split("\n## ")[0]
+    described = {row[0].strip("`"): row[1] for row in rows(text)}
+    assert set(described) == {*faults.KNOBS, *faults.FAULTS, "ONLY"}
+    speeds = {mode: float(value) for mode, value in (part.split("=") for part in described["TOK_S"].split(","))}
+    assert speeds == faults.TOK_S
+
+
+def test_every_lab_command_is_described() -> None:
+    text = (DOCS / "lab.md").read_text().split("## Commands\n")[1].split("\n## ")[0]
+    described = {name for row in rows(text) for name in re.findall(r"`(\w+)", row[0])}
+    assert described == set(typer.main.get_command(lab.app).commands)  # type: ignore[attr-defined]
