@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "targets",
     "render",
     "bundle",
+    "trust",
     "lab",
 )
 

@@ -83,6 +83,7 @@ def unlock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         if held is not None and not args.get("force") and held.get("token") != args.get("token"):
             raise held_by(held)
         files.remove_link(path)
+        files.sweep(ctx.root)
     if held is not None and args.get("force"):
         audit(ctx, "lock-freed-by-force", by=args.get("by", ""), was=public(held))
     return {"was": public(held) if held else None}

@@ -24,7 +24,7 @@ import paramiko
 from fabric import Config, Connection
 
 from ddtree_ops.clock import Clock, Deadline, SystemClock
-from ddtree_ops.errors import DdtreeError, DeadlineError, UnreachableError
+from ddtree_ops.errors import DeadlineError, UnreachableError
 from ddtree_ops.model import HostSpec
 from ddtree_ops.remote.base import Completed
 from ddtree_ops.remote.files import FilesOverRun, bounded, ended
@@ -73,33 +73,17 @@ class SshRemote(FilesOverRun):
             if transport is not None and transport.is_active():
                 return transport, self._pulse
         self.close()
-        for hop in self.route:
-            self._hops.append(self._open(hop))
+        try:
+            for hop in self.route:
+                before = self._hops[-1] if self._hops else None
+                self._hops.append(open_hop(hop, before, self.name, self._connect_s, last=hop is self.route[-1]))
+        except UnreachableError:
+            self.close()
+            raise
         self.connections += 1
         transport = self._hops[-1].transport
         self._pulse = Pulse(transport, self._clock, self._probe_every_s)
         return transport, self._pulse
-
-    def _open(self, hop: Hop) -> Connection:
-        known = KnownHosts.load(hop.known_hosts)
-        before: Any = self._hops[-1] if self._hops else hop.proxy_command or False
-        connection = Connection(
-            hop.host, user=hop.user, port=hop.port, gateway=before, connect_timeout=max(1, int(self._connect_s)),
-            config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
-            connect_kwargs={
-                "auth_strategy": Keys(hop), "transport_factory": prefer(known.preferred_types(hop.key_name)),
-                "banner_timeout": self._connect_s, "auth_timeout": self._connect_s, "channel_timeout": self._connect_s,
-            },
-        )  # fmt: skip
-        connection.client.set_missing_host_key_policy(OnlyKnown(known, hop.key_name, self.name))
-        try:
-            within(self._connect_s + 1.0, connection.open)
-        except (Exception, DdtreeError) as error:
-            connection.client.close()
-            self.close()
-            last = hop is self.route[-1]
-            raise explain_connect(error, hop, self.name, self._connect_s, last=last) from error
-        return connection
 
     def close(self) -> None:
         if self._pulse is not None:
@@ -130,6 +114,27 @@ class SshRemote(FilesOverRun):
             self.close()  # the next call begins with a new connection
             raise
         return ended(Completed(tuple(argv), rc, out, err), self.name, deadline_s)
+
+
+def open_hop(hop: Hop, before: Connection | None, name: str, connect_s: float, *, last: bool) -> Connection:
+    """Connect to one machine on the way to ``name``, through the one before it, if there is one."""
+    known = KnownHosts.load(hop.known_hosts)
+    connection = Connection(
+        hop.host, user=hop.user, port=hop.port, connect_timeout=max(1, int(connect_s)),
+        gateway=before or hop.proxy_command or False,
+        config=Config(lazy=True, ssh_config=paramiko.SSHConfig()),
+        connect_kwargs={
+            "auth_strategy": Keys(hop), "transport_factory": prefer(known.preferred_types(hop.key_name)),
+            "banner_timeout": connect_s, "auth_timeout": connect_s, "channel_timeout": connect_s,
+        },
+    )  # fmt: skip
+    connection.client.set_missing_host_key_policy(OnlyKnown(known, hop.key_name, name))
+    try:
+        within(connect_s + 1.0, connection.open)
+    except Exception as error:
+        connection.client.close()
+        raise explain_connect(error, hop, name, connect_s, last=last) from error
+    return connection
 
 
 class Exchange:
