@@ -60,7 +60,8 @@ class Settings(Frozen):
 
     Times are seconds. ``budget`` counts tree nodes without the root; ``topk_cap`` is per depth. ``gpus`` are
     indices in PCI order, as nvidia-smi counts; empty pins none. ``max_running_requests`` is always rendered: left
-    to itself, SGLang picks 48 for speculation and lets graph capture run out of memory.
+    to itself, SGLang picks 48 for speculation and lets graph capture run out of memory. ``secrets`` are names only:
+    what the server is given; the values are no part of a release.
     """
 
     instance: Annotated[str, Field(pattern=INSTANCE_NAME)]
@@ -83,14 +84,41 @@ class Settings(Frozen):
     mem_fraction_static: Annotated[float, Field(gt=0, lt=1)] | None = None
     extra_args: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
     start_timeout_s: Annotated[int, Field(ge=1)] = 900
     drain_timeout_s: Annotated[int, Field(ge=0)] = 60
+
+
+class GateSettings(Frozen):
+    """What an instance must show before its release is proven, besides identity, attest and completion.
+
+    concurrencies: streams at which it is measured.  prompts, tokens: how many are asked for how much, ``rounds`` times.
+    min_speedup: least ratio to linear that its throughput must have, with 95 % confidence.
+    soak_s: how long it must stay healthy.  accept_floor: least accept length meanwhile; modes without one ignore it.
+    """
+
+    concurrencies: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1,)
+    prompts: Annotated[int, Field(ge=4, le=64)] = 16
+    tokens: Annotated[int, Field(ge=16, le=4096)] = 128
+    rounds: Annotated[int, Field(ge=2, le=20)] = 2
+    min_speedup: Annotated[float, Field(gt=0)] = 1.0
+    soak_s: Annotated[int, Field(ge=0)] = 0
+    accept_floor: Annotated[float, Field(ge=1)] = 1.1
+
+
+class SecretSource(Frozen):
+    """Where a secret's value is found on the operator's machine: a variable, a file, or what a command prints."""
+
+    env: str | None = None
+    file: str | None = None
+    command: tuple[str, ...] | None = None
 
 
 class HostSpec(Frozen):
     """One machine of the inventory. ``scope`` user means the caller's own systemd, without sudo.
 
-    ``gpus`` is how many the machine has; 0 means not stated, and then no index is out of range.
+    ``gpus`` is how many the machine has; 0 means not stated, and then no index is out of range. ``gates`` and
+    ``secrets`` hold, by instance, what its releases must show and where its secrets are found: no part of a release.
     """
 
     name: str
@@ -106,6 +134,8 @@ class HostSpec(Frozen):
     default_instance: str | None = None
     unit_template: str | None = None
     instances: dict[str, Settings] = Field(default_factory=dict)
+    gates: dict[str, GateSettings] = Field(default_factory=dict)
+    secrets: dict[str, dict[str, SecretSource]] = Field(default_factory=dict)
 
     def unit_dir(self, home: str = "~") -> str:
         """Where this host's units lie; ``home`` is the remote home, for scope user."""

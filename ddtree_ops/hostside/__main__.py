@@ -36,6 +36,9 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "evidence": ("evidence", False),
     "prune": ("prune", True),
     "logs": ("journal", False),
+    "load": ("load", False),
+    "baseline": ("load", False),
+    "keep_baseline": ("load", True),
 }
 
 

@@ -59,11 +59,9 @@ def complete(_ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 
 def ask(args: dict[str, Any], method: str, path: str, timeout_s: float, body: Any = None) -> dict[str, Any]:
     """One HTTP request to the instance, from the host itself."""
-    bind = args.get("bind") or "127.0.0.1"
-    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
     began = time.monotonic()
     answer: dict[str, Any] = {"path": path}
-    connection = http.client.HTTPConnection(address, int(args["port"]), timeout=timeout_s)
+    connection = connect(args, timeout_s)
     headers = dict(args.get("headers") or {})
     try:
         data = None
@@ -79,6 +77,13 @@ def ask(args: dict[str, Any], method: str, path: str, timeout_s: float, body: An
         connection.close()
     answer["ms"] = round((time.monotonic() - began) * 1000, 1)
     return answer
+
+
+def connect(args: dict[str, Any], timeout_s: float) -> http.client.HTTPConnection:
+    """A connection to the instance (made with the first request): to the address that it binds."""
+    bind = args.get("bind") or "127.0.0.1"
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
+    return http.client.HTTPConnection(address, int(args["port"]), timeout=timeout_s)
 
 
 OPS: dict[str, Op] = {"observe": observe, "complete": complete}

@@ -83,6 +83,29 @@ def settings_problems(settings: Settings) -> list[Problem]:
     ]
 
 
+SERVER_SECRETS = ("api_key", "admin_api_key")
+"""Secrets that the server takes as arguments; every other one is an environment variable, named in capitals."""
+
+_SECRET_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+_SOURCES = ("env", "file", "command")
+
+
+def secret_problems(name: str, source: object) -> list[Problem]:
+    """A secret has a name that can be delivered, and exactly one place where its value is found; never the value."""
+    if name not in SERVER_SECRETS and not _SECRET_VARIABLE.fullmatch(name):
+        fix = f"use {' or '.join(SERVER_SECRETS)}, or a variable in capitals"
+        return [
+            Problem(name, f"{name!r} is not a secret the server takes.{did_you_mean(name, SERVER_SECRETS)}", "", fix)
+        ]
+    example = f'write {name} = {{env = "{name.upper()}"}}, or file = "...", or command = ["..."]'
+    if not isinstance(source, dict):
+        why = "a secret in the inventory would be in its history, its backups and on every screen"
+        return [Problem(name, f"secret {name} must say where its value is found, not what it is", why, example)]
+    if len(source) != 1 or not set(source) <= set(_SOURCES):
+        return [Problem(name, f"secret {name} must have exactly one of {', '.join(_SOURCES)}", "", example)]
+    return []
+
+
 def cap_topk(settings: Settings, *, stated: bool) -> tuple[Settings, str | None]:
     """A depth cannot hold more nodes than the tree: cap, and say so if the number was asked for."""
     if settings.topk_cap <= settings.budget:

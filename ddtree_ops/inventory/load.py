@@ -17,31 +17,25 @@ from ddtree_ops.inventory import checks
 from ddtree_ops.inventory.address import parse_address
 from ddtree_ops.inventory.checks import Problem
 from ddtree_ops.inventory.where import KeyPath, dotted, line_of
-from ddtree_ops.model import Fleet, HostSpec, Settings
+from ddtree_ops.model import Fleet, GateSettings, HostSpec, SecretSource, Settings
 
 TOP_KEYS = ("defaults", "groups", "hosts")
 DEFAULTS_KEYS = ("host", "instance")
-SETTINGS_KEYS = tuple(key for key in Settings.model_fields if key != "instance")
+# tables of an instance that are about it but no part of what it runs
+ASIDE_KEYS = ("gates", "secrets")
+SETTINGS_KEYS = (*(key for key in Settings.model_fields if key not in ("instance", *ASIDE_KEYS)), *ASIDE_KEYS)
 _OF_ONE_HOST = ("address", "default_instance", "defaults", "instances")
-HOST_KEYS = (*(key for key in HostSpec.model_fields if key not in ("name", "instances")), "defaults", "instances")
-HOST_DEFAULT_KEYS = (
-    "transport",
-    "scope",
-    "root",
-    "sudo",
-    "jump",
-    "identity",
-    "known_hosts",
-    "gpus",
-    "unit_template",
-    "user",
-)
+_MADE = ("name", "instances", *ASIDE_KEYS)
+HOST_KEYS = (*(key for key in HostSpec.model_fields if key not in _MADE), "defaults", "instances")
+# keys that make sense for every host, and the user of addresses that name none
+HOST_DEFAULT_KEYS = (*(key for key in HOST_KEYS if key not in _OF_ONE_HOST), "user")
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 RESERVED = ("all",)
 
 Table = Mapping[str, Any]
-_Model = TypeVar("_Model", HostSpec, Settings)
+Layers = dict[KeyPath, Table]
+_Model = TypeVar("_Model", HostSpec, Settings, GateSettings, SecretSource)
 
 
 def load_fleet(path: Path) -> Fleet:
@@ -114,7 +108,7 @@ class _Reader:
         own_defaults = self._table(table, "defaults", at)
         self._known((*at, "defaults"), own_defaults, SETTINGS_KEYS)
         merged = {**defaults, **table}
-        fields = {key: value for key, value in merged.items() if key in HostSpec.model_fields and key != "instances"}
+        fields = {key: value for key, value in merged.items() if key in HostSpec.model_fields and key not in _MADE}
         local = fields.get("transport") == "local"
         address = self._address(at, fields.get("address", "localhost" if local else None), merged.get("user"))
         if isinstance(fields.get("jump"), str):
@@ -122,41 +116,71 @@ class _Reader:
                 self._parse_address((*at, "jump"), hop.strip())
         self._expand_paths(fields, local)
         instances: dict[str, Settings] = {}
+        gates: dict[str, GateSettings] = {}
+        secrets: dict[str, dict[str, SecretSource]] = {}
         tables = self._table(table, "instances", at)
         for instance in tables:
-            own = self._table(tables, instance, (*at, "instances"))
-            layers = {("defaults", "instance"): instance_defaults, (*at, "defaults"): own_defaults}
-            settings = self._instance((*at, "instances", instance), instance, own, layers)
+            where = (*at, "instances", instance)
+            own = self._table(tables, instance, where[:-1])
+            layers = {("defaults", "instance"): instance_defaults, (*at, "defaults"): own_defaults, where: own}
+            if found := self._gates(where, layers):
+                gates[instance] = found
+            secrets[instance] = self._secrets(layers)
+            settings = self._instance(where, instance, layers, tuple(sorted(secrets[instance])))
             if settings is not None:
                 instances[instance] = settings
         fields |= {"name": name, "address": address}
         host = self._model(HostSpec, at, fields, {at: table, ("defaults", "host"): defaults})
         if host is None:
             return None
-        host = host.model_copy(update={"instances": instances})
+        known = {name: sources for name, sources in secrets.items() if sources}
+        host = host.model_copy(update={"instances": instances, "gates": gates, "secrets": known})
         self._check_host(at, host, tables)
         return host
 
-    def _instance(self, at: KeyPath, name: str, own: Table, layers: dict[KeyPath, Table]) -> Settings | None:
-        self._known(at, own, SETTINGS_KEYS)
+    def _instance(self, at: KeyPath, name: str, layers: Layers, secrets: tuple[str, ...]) -> Settings | None:
+        self._known(at, layers[at], SETTINGS_KEYS)
         merged: dict[str, Any] = {}
-        env: dict[str, Any] = {}
-        for table in (*layers.values(), own):
-            merged |= {key: value for key, value in table.items() if key in SETTINGS_KEYS}
-            env |= table["env"] if isinstance(table.get("env"), dict) else {}
+        for table in layers.values():
+            merged |= {key: value for key, value in table.items() if key in SETTINGS_KEYS and key not in ASIDE_KEYS}
         if isinstance(merged.get("env"), dict):  # variables add up, every other key is replaced by the nearer table
-            merged["env"] = env
-        merged["instance"] = name
-        tables = {at: own, **dict(reversed(layers.items()))}
-        settings = self._model(Settings, at, merged, tables)
+            merged["env"] = _added_up("env", layers)
+        stated = "topk_cap" in merged
+        merged |= {"instance": name, "secrets": list(secrets)}
+        nearest = dict(reversed(layers.items()))
+        settings = self._model(Settings, at, merged, nearest)
         if settings is None:
             return None
         for problem in checks.settings_problems(settings):
-            self._problem(_origin(problem, at, tables), problem)
-        settings, notice = checks.cap_topk(settings, stated="topk_cap" in merged)
+            self._problem(_origin(problem, at, nearest), problem)
+        settings, notice = checks.cap_topk(settings, stated=stated)
         if notice:
             self.notices.append(f"{at[1]}:{notice}")
         return settings
+
+    def _gates(self, at: KeyPath, layers: Layers) -> GateSettings | None:
+        """None where no table declares any; an empty table declares the defaults."""
+        tables = {(*layer, "gates"): self._table(table, "gates", layer) for layer, table in layers.items()}
+        if not any("gates" in table for table in layers.values()):
+            return None
+        for where, table in tables.items():
+            self._known(where, table, GateSettings.model_fields)
+        merged = {key: value for table in tables.values() for key, value in table.items()}
+        return self._model(GateSettings, (*at, "gates"), merged, dict(reversed(tables.items())))
+
+    def _secrets(self, layers: Layers) -> dict[str, SecretSource]:
+        found: dict[str, SecretSource] = {}
+        for layer, table in layers.items():
+            for name, source in self._table(table, "secrets", layer).items():
+                where = (*layer, "secrets", name)
+                for problem in checks.secret_problems(name, source):
+                    self._problem(where[:-1], problem)
+                if not checks.secret_problems(name, source):
+                    read = self._model(SecretSource, where, source, {where: source})
+                    if read is not None:
+                        file = os.path.expanduser(read.file) if read.file else None
+                        found[name] = read.model_copy(update={"file": file})
+        return found
 
     def _check_host(self, at: KeyPath, host: HostSpec, tables: Table) -> None:
         seen: dict[str, Settings] = {}
@@ -322,6 +346,14 @@ class _Reader:
         line = line_of(self.text, path)
         place = f"{self.path}:{line}" if line else self.path
         return f"{place}: {dotted(path)}: {problem.found}"
+
+
+def _added_up(key: str, layers: Layers) -> dict[str, Any]:
+    """A table's entries from every layer, the nearer one winning entry by entry."""
+    found: dict[str, Any] = {}
+    for table in layers.values():
+        found |= table[key] if isinstance(table.get(key), dict) else {}
+    return found
 
 
 def _origin(problem: Problem, at: KeyPath, layers: Mapping[KeyPath, Table]) -> KeyPath:

@@ -12,7 +12,7 @@ from ddtree_ops.cli import lab
 from ddtree_ops.errors import ExitCode
 from ddtree_ops.inventory.load import HOST_DEFAULT_KEYS, HOST_KEYS, SETTINGS_KEYS, parse_fleet
 from ddtree_ops.lab.standin import faults
-from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.model import Frozen, GateSettings, HostSpec, Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -29,21 +29,29 @@ def section(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("title", "keys"), [("[hosts.NAME]", HOST_KEYS), ("[hosts.NAME.instances.NAME]", SETTINGS_KEYS)]
+    ("title", "keys"),
+    [
+        ("[hosts.NAME]", HOST_KEYS),
+        ("[hosts.NAME.instances.NAME]", SETTINGS_KEYS),
+        ("Gates", tuple(GateSettings.model_fields)),
+    ],
 )
 def test_every_key_of_the_inventory_is_described(title: str, keys: tuple[str, ...]) -> None:
     assert sorted(row[0].strip("`") for row in rows(section(title))) == sorted(keys)
 
 
-@pytest.mark.parametrize(("title", "model"), [("[hosts.NAME]", HostSpec), ("[hosts.NAME.instances.NAME]", Settings)])
-def test_described_defaults_are_the_models(title: str, model: type[HostSpec] | type[Settings]) -> None:
+@pytest.mark.parametrize(
+    ("title", "model"),
+    [("[hosts.NAME]", HostSpec), ("[hosts.NAME.instances.NAME]", Settings), ("Gates", GateSettings)],
+)
+def test_described_defaults_are_the_models(title: str, model: type[Frozen]) -> None:
     for row in rows(section(title)):
         field = model.model_fields.get(row[0].strip("`"))
         default = row[2].strip("`")
         if field is None or field.is_required() or field.default in (None, ()) or field.default_factory:
             continue
         shown = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
-        assert default.strip('"') == shown, row[0]
+        assert default.strip('"') == shown.replace("(1,)", "[1]"), row[0]
 
 
 def test_host_defaults_are_described() -> None:
@@ -55,6 +63,12 @@ def test_the_example_is_valid() -> None:
     text = (DOCS / "inventory.md").read_text()
     fleet = parse_fleet(text.split("```toml\n")[1].split("```")[0], "docs/inventory.md")
     assert fleet.hosts["ct200"].instances["tree"].context_length == 32768
+
+
+def test_the_example_of_secrets_is_valid() -> None:
+    text = (DOCS / "inventory.md").read_text()
+    fleet = parse_fleet("\n".join(text.split("```toml\n")[i].split("```")[0] for i in (1, 2)), "docs/inventory.md")
+    assert sorted(fleet.hosts["ct200"].secrets["tree"]) == ["HF_TOKEN", "admin_api_key", "api_key"]
 
 
 def test_every_exit_code_is_described() -> None:

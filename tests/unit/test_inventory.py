@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddtree_ops.errors import ExitCode, InventoryError
 from ddtree_ops.inventory import load_fleet, parse_address, parse_fleet
 from ddtree_ops.inventory.where import line_of
-from ddtree_ops.model import Address, Fleet, Mode
+from ddtree_ops.model import Address, Fleet, GateSettings, Mode, SecretSource
 
 EXAMPLES = Path(__file__).parents[2] / "inventory"
 
@@ -81,6 +81,20 @@ def test_a_topk_cap_above_the_budget_is_capped_and_said() -> None:
     assert fleet.notices == ("h1:a: topk-cap 9 is above the budget; capped at 8",)
 
 
+def test_gates_and_secrets_add_up_and_stand_aside() -> None:
+    fleet = read(
+        GOOD.replace("[hosts.h1]\n", '[defaults.instance.secrets]\nAPI = {env = "X"}\n[hosts.h1]\n')
+        .replace("[hosts.h1.defaults]\n", "[hosts.h1.defaults]\ngates = {tokens = 64}\n")
+        .replace("budget = 4", 'gates = {concurrencies = [1, 8]}\nsecrets = {api_key = {command = ["pass", "x"]}}')
+    )
+    h1 = fleet.hosts["h1"]
+    assert h1.gates == {"a": GateSettings(tokens=64), "b": GateSettings(tokens=64, concurrencies=(1, 8))}
+    assert h1.instances["b"].secrets == ("API", "api_key")
+    assert h1.secrets["b"] == {"API": SecretSource(env="X"), "api_key": SecretSource(command=("pass", "x"))}
+    assert list(h1.secrets["a"]) == ["API"]
+    assert read(GOOD).hosts["h1"].gates == {}
+
+
 CASES = {
     "unknown key": ("port = 30000", "prot = 30000", "fleet.toml:21: hosts.h1.instances.a.prot", "Did you mean 'port'?"),
     "unknown table": ("[groups]", "[grups]", "fleet.toml:32: grups", "Did you mean 'groups'?"),
@@ -113,6 +127,11 @@ CASES = {
     "environment name": ('A = "1"', '"A-B" = "1"', "fleet.toml:8", "not the name of an environment variable"),
     "table expected": ("[defaults.host]", "[defaults]\nhost = 1\n[defaults.unused]",
                        "defaults.host", "must be a table"),
+    "unknown gate": ("budget = 4", "gates = {tokns = 1}", "hosts.h1.instances.b.gates.tokns", "Did you mean 'tokens'?"),
+    "gate of a wrong size": ("budget = 4", "gates = {prompts = 1}", "instances.b.gates.prompts", "at least 4"),
+    "a secret itself": ("budget = 4", 'secrets = {api_key = "x"}', "instances.b.secrets.api_key", "not what it is"),
+    "two sources": ("budget = 4", 'secrets = {api_key = {env = "A", file = "f"}}', "secrets.api_key", "exactly one of"),
+    "no such secret": ("budget = 4", 'secrets = {api_kay = {env = "A"}}', "secrets.api_kay", "Did you mean 'api_key'?"),
     "jump": ('address = "h1:2222"', 'address = "h1"\njump = "a b"', "fleet.toml:12: hosts.h1.jump", "'a b'"),
 }  # fmt: skip
 
