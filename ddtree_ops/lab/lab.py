@@ -14,7 +14,7 @@ from ddtree_ops.errors import RefusedError, UsageError
 from ddtree_ops.lab import root as disks
 from ddtree_ops.lab.inventory import inventory_text
 from ddtree_ops.lab.machine import Machine
-from ddtree_ops.lab.names import DEFAULT_LAB, MAX_HOSTS, LabNames, state_dir
+from ddtree_ops.lab.names import DEFAULT_LAB, MAX_HOSTS, LabNames, nets_lock, state_dir
 from ddtree_ops.lab.system import THIS_MACHINE, cgroup2, locked, require_commands, require_root, run
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Lab:
         return machines
 
     def _network(self) -> None:
-        with locked(state_dir() / "nets.lock"):
+        with locked(nets_lock()):
             if not self.exists:
                 net = choose_net(self.names.lab, self._nets_taken())
                 self.names.dir.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,12 @@ class Lab:
             machine.boot(base)
         if off:
             self.say(f"booting {', '.join(machine.name for machine in off)}")
-        with ThreadPoolExecutor(max_workers=8) as pool:
+        # no `with`: an interrupt must not wait for hosts that are about to be taken down, which ends their threads
+        pool = ThreadPoolExecutor(max_workers=8)
+        try:
             list(pool.map(lambda machine: machine.wait(), off))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _public_key(self) -> str:
         return self.names.identity.with_suffix(".pub").read_text()
@@ -184,12 +188,14 @@ class Lab:
         machine.boot(disks.base_root(self.say))
         machine.wait()
 
-    def renew(self, machine: Machine, disk_mib: int = DISK_MIB) -> None:
+    def renew(self, machine: Machine) -> None:
         """Give a host a new disk, as if it were just installed; name, address and keys stay."""
         require_root()
         machine.kill()
-        (machine.names.dir / "disk.img").unlink(missing_ok=True)
-        machine.create(disks.disk_image(disk_mib, self.say), self._public_key())
+        old = machine.names.dir / "disk.img"
+        size_mib = old.stat().st_size >> 20 if old.exists() else DISK_MIB
+        old.unlink(missing_ok=True)
+        machine.create(disks.disk_image(size_mib, self.say), self._public_key())
         self.power_on(machine)
 
     # ---- down
@@ -215,7 +221,11 @@ class Lab:
         if group.is_dir():
             group.rmdir()
         there = bool(machines) or bridge or self.names.dir.exists()
-        shutil.rmtree(self.names.dir, ignore_errors=True)
+        with locked(nets_lock()):
+            shutil.rmtree(self.names.dir, ignore_errors=True)
+            spaces = Path("/run/netns")  # `ip netns add` mounts it on itself at first use
+            if spaces.is_mount() and not any(spaces.iterdir()):
+                run("umount", spaces, ok=(0, 32))
         return there
 
     def _left_in_kernel(self) -> set[int]:

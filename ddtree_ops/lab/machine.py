@@ -22,8 +22,9 @@ from uuid import uuid4
 from ddtree_ops.clock import Deadline, SystemClock
 from ddtree_ops.errors import RefusedError, UnreachableError, UsageError
 from ddtree_ops.lab import root as disks
+from ddtree_ops.lab.names import nets_lock
 from ddtree_ops.lab.standin.faults import FAULTS_FILE, PREFIX, variables
-from ddtree_ops.lab.system import cgroup2, process_start, run
+from ddtree_ops.lab.system import cgroup2, locked, process_start, run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -231,7 +232,8 @@ class Machine:
             return
         self.unplug()
         link, netns = self.names.link, self.names.netns
-        run("ip", "netns", "add", netns)
+        with locked(nets_lock()):
+            run("ip", "netns", "add", netns)
         run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", netns)
         run("ip", "link", "set", link, "master", self.names.lab.bridge, "up")
         run("ip", "-n", netns, "link", "set", "lo", "up")

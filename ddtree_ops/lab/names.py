@@ -31,6 +31,11 @@ def state_dir() -> Path:
     return platformdirs.user_state_path("ddtree-ops") / "lab"
 
 
+def nets_lock() -> Path:
+    """Held while links, namespaces and addresses are chosen or let go: all labs share those."""
+    return state_dir() / "nets.lock"
+
+
 @dataclass(frozen=True)
 class LabNames:
     """The names of one lab."""

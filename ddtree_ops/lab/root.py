@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import zipfile
 from importlib import resources
 from pathlib import Path
@@ -178,13 +177,3 @@ def copy_disk(image: Path, to: Path) -> None:
     partial = to.with_suffix(".partial")
     run("cp", "--sparse=always", image, partial, timeout=120)
     partial.rename(to)
-
-
-def sweep_cache() -> None:
-    """Remove all roots and disks; the next ``lab up`` builds them again."""
-    for path in cache_dir().glob("*"):
-        if path.is_dir():
-            _remove_tree(path)
-        elif path.suffix == ".img":
-            path.unlink()
-    shutil.rmtree(cache_dir(), ignore_errors=True)

@@ -43,7 +43,7 @@ def footprint() -> dict[str, list[str]]:
     return {
         "links": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("dd")),
         "namespaces": sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else [],
-        "mounts": sorted(line for line in mounts if "ddtree" in line and "/run/netns" not in line),
+        "mounts": sorted(line for line in mounts if "ddtree" in line and " nsfs " not in line),
         "loops": sorted(run("losetup", "--list", "--noheadings", "--output", "BACK-FILE").stdout.split()),
         "groups": sorted(path.name for path in cgroup2().glob("ddtree-lab-*")),
         "processes": sorted(command for command in commands if "systemd-nspawn" in command or "boot.sh" in command),
