@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, BinaryIO, Protocol
 
 from ddtree_ops.clock import Clock, Deadline
 from ddtree_ops.errors import AuthError, HostKeyError, LockedError, UnreachableError
 from ddtree_ops.facts.host import HostFacts, parse_facts
-from ddtree_ops.facts.server import parse_server_info, weight_version
+from ddtree_ops.facts.journal import Phase
+from ddtree_ops.facts.server import parse_metrics, parse_server_info, weight_version
 from ddtree_ops.facts.unit import parse_show
 from ddtree_ops.health import Completion, Listener, Observation
 from ddtree_ops.model import HostSpec, Settings, unit_name
+from ddtree_ops.release import release_dir
 
 QUICK_S = 30.0  # operations that only touch a few files or talk to systemd
 RECONNECT_S = 60.0
@@ -50,9 +53,18 @@ class Caller(Protocol):
 class Connection:
     """A host, reached through ``agent``."""
 
-    def __init__(self, host: HostSpec, agent: Caller, clock: Clock, close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        host: HostSpec,
+        agent: Caller,
+        clock: Clock,
+        *,
+        read: Callable[[str], bytes] | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
         self.host = host
         self.close = close
+        self._read_file = read
         self._agent = agent
         self._clock = clock
         self._met = False
@@ -82,6 +94,11 @@ class Connection:
             else:
                 self._met = True
                 return answer
+
+    def unit_of(self, instance: str, release: str) -> str:
+        """The unit of a release that lies on the host, current or not."""
+        assert self._read_file is not None
+        return self._read_file(f"{release_dir(self.host.root, instance, release)}/unit").decode()
 
     def renew(self) -> None:
         """Hold on to the lock while nothing changes; operations that change something renew it by themselves."""
@@ -134,14 +151,14 @@ class InstanceProbe:
         self._cursor: str | None = None
         self._lines: list[dict[str, Any]] = []
 
-    def observe(self, watch_s: float = WATCH_S) -> Observation:
+    def observe(self, watch_s: float = WATCH_S, extra: tuple[str, ...] = ()) -> Observation:
         """One round trip; the helper looks for up to ``watch_s`` and answers early when it is ready or failed."""
         value = self._connection.call(
             "observe",
             {
                 **self._where(),
                 "instance": self._settings.instance,
-                "paths": [self._ready_path, "/model_info", "/server_info"],
+                "paths": [self._ready_path, "/model_info", "/server_info", *extra],
                 "cursor": self._cursor,
                 "timeout_s": 25.0 if self._ready_path == "/health" else 5.0,
                 "watch_s": watch_s,
@@ -151,10 +168,12 @@ class InstanceProbe:
             on_event=self._seen,
         )
         self._keep(value)
-        if self._ready_path == "/ready" and value["http"] and value["http"][0].get("status") == 404:
-            self._ready_path = "/health"  # SGLang before 0.5.18 has no /ready
-            return self.observe(watch_s)
-        return self._read(value)
+        seen = self._read(value)
+        if seen.ready == 404:
+            # SGLang 0.5.17 has no /ready. Its log says the same at once; /health, asked from now on, takes a second.
+            self._ready_path = "/health"
+            return replace(seen, ready=200 if seen.progress.phase is Phase.READY else None, has_ready=False)
+        return seen
 
     def complete(self, tokens: int, deadline_s: float) -> Completion:
         """One real completion through ``/generate``, whose answer says which release made it."""
@@ -192,6 +211,7 @@ class InstanceProbe:
             ready=answers.get(self._ready_path, {}).get("status"),
             release=weight_version(answers.get("/model_info", {}).get("body", "")),
             resolved=parse_server_info(info) if info else None,
+            served=parse_metrics(answers["/metrics"].get("body", "")) if "/metrics" in answers else None,
             lines=tuple(line["message"] for line in self._lines if line["invocation"] in (None, unit.invocation)),
         )
 

@@ -41,6 +41,17 @@ class Engine:
     stage: Callable[[Connection, Settings], str]
 
 
+@dataclass
+class Attempt:
+    """What is known of an attempt when it fails."""
+
+    plan: Plan | None = None
+
+
+Act = Callable[[Connection, Settings], Outcome]
+Pick = Callable[[Connection, HostFacts], Release]
+
+
 @dataclass(frozen=True)
 class Deploy:
     """One run of ``deploy``: everything that is the same for every host."""
@@ -61,13 +72,13 @@ class Deploy:
     parallel: int = 8
     who: Mapping[str, Any] = field(default_factory=dict)
 
-    def run(self, hosts: Sequence[tuple[HostSpec, Sequence[Settings]]]) -> list[Outcome]:
+    def run(self, hosts: Sequence[tuple[HostSpec, Sequence[Settings]]], act: Act | None = None) -> list[Outcome]:
         """Deploy to every host; one result for each instance, whatever happens to the others."""
         with ThreadPoolExecutor(max_workers=max(1, min(self.parallel, len(hosts) or 1))) as pool:
-            parts = [pool.submit(self.one_host, host, settings) for host, settings in hosts]
+            parts = [pool.submit(self.one_host, host, settings, act or self.one) for host, settings in hosts]
             return [outcome for part in parts for outcome in part.result()]
 
-    def one_host(self, host: HostSpec, settings: Sequence[Settings]) -> list[Outcome]:
+    def one_host(self, host: HostSpec, settings: Sequence[Settings], each_instance: Act) -> list[Outcome]:
         """Every instance of one host, in sequence."""
         try:
             self.token.check()
@@ -75,37 +86,67 @@ class Deploy:
         except Interrupted:
             return [self.outcome(host, each, Status.INTERRUPTED) for each in settings]
         except DdtreeError as error:
-            return [self.failed(host, each, error) for each in settings]
+            return [self.outcome(host, each, status_of(error), error=error) for each in settings]
         try:
-            return [self.one(connection, each) for each in settings]
+            return [each_instance(connection, each) for each in settings]
         finally:
             connection.close()
 
     def one(self, connection: Connection, settings: Settings) -> Outcome:
-        """One instance: every way it can end is an outcome, except a bug of ours in one that others must not share."""
-        host, began = connection.host, self.clock.monotonic()
-        plan: Plan | None = None
+        """One instance to what the inventory and the options want."""
+
+        def act(attempt: Attempt) -> None:
+            self.tell(connection.host, settings, Kind.START, "look at the host and refuse what cannot work")
+            facts, release, plan = self.look(connection, settings)
+            attempt.plan = plan
+            self.say_plan(connection.host, settings, plan)
+            if plan.has(StepName.LOCK) or (facts.lock is not None and facts.lock.live):
+                self.change(connection, settings, attempt, plan)
+            else:
+                self.act(self.work(connection, release, plan, facts))
+
+        return self.attempt(connection.host, settings, act)
+
+    def back(self, connection: Connection, settings: Settings, pick: Pick, reason: str) -> Outcome:
+        """One instance to a release that ``pick`` finds on the host; what is left by hand counts as taken back."""
+
+        def act(attempt: Attempt) -> None:
+            say = self.lock_line(connection.host, settings)
+            with connection.locked(f"rollback {settings.instance}", self.lock_wait_s, say, self.token.check):
+                facts = connection.facts([settings])
+                release = pick(connection, facts)
+                attempt.plan = make_plan(release, facts, options=self.options)
+                self.say_plan(connection.host, settings, attempt.plan)
+                work = self.work(connection, release, attempt.plan, facts)
+                work.marks = reason
+                self.act(work)
+
+        return self.attempt(connection.host, settings, act)
+
+    def attempt(self, host: HostSpec, settings: Settings, act: Callable[[Attempt], None]) -> Outcome:
+        """Every way an attempt can end is an outcome; even a bug must not hide the results of other hosts."""
+        attempt, began = Attempt(), self.clock.monotonic()
+        error: DdtreeError | None = None
         try:
             self.token.check()
-            facts, release, plan = self.look(connection, settings)
-            if plan.has(StepName.LOCK) or (facts.lock is not None and facts.lock.live):
-                plan = self.change(connection, settings)
-            else:
-                self.act(connection, release, plan, facts)
+            act(attempt)
+            same = attempt.plan is not None and attempt.plan.effect is Effect.NOTHING
+            status = Status.UNCHANGED if same else Status.DEPLOYED
         except Interrupted:
-            return self.outcome(host, settings, Status.INTERRUPTED, plan, began)
-        except DdtreeError as error:
-            return self.failed(host, settings, error, plan, began)
-        except Exception as bug:  # noqa: BLE001  a bug on one host must not hide the results of the others
+            status = Status.INTERRUPTED
+        except DdtreeError as failure:
+            error, status = failure, status_of(failure)
+        except Exception as bug:  # noqa: BLE001  said as a bug; the other hosts' results must not go with it
             found = f"unexpected {type(bug).__name__}: {bug}"
-            return self.failed(host, settings, DdtreeError(found, why="this is a bug of ddtree-ops"), plan, began)
-        same = plan.effect is Effect.NOTHING
-        return self.outcome(host, settings, Status.UNCHANGED if same else Status.DEPLOYED, plan, began)
+            error = DdtreeError(
+                found, why="this is a bug of ddtree-ops", next="run it again with --debug and report it"
+            )
+            status = Status.FAILED
+        return self.outcome(host, settings, status, attempt.plan, self.clock.monotonic() - began, error)
 
     def look(self, connection: Connection, settings: Settings) -> tuple[HostFacts, Release, Plan]:
         """Facts, the release they make, the plan; refuses a host that moved or is not fit."""
         host = connection.host
-        self.tell(host, settings, Kind.START, "looking at the host")
         facts = connection.facts([*host.instances.values(), settings])
         release = self.release(host, settings, facts)
         refuse(host, settings, findings(host, settings, facts, self.engine.sglang))
@@ -114,36 +155,38 @@ class Deploy:
         if (kept := self.kept.get(plan.target)) is not None:
             require_unmoved(kept, plan)
         refuse(host, settings, space(host, facts, plan))
+        return facts, release, plan
+
+    def say_plan(self, host: HostSpec, settings: Settings, plan: Plan) -> None:
         self.tell(host, settings, Kind.OK, f"{plan.effect}: {'; '.join(plan.why) or 'it already runs'}")
         for note in plan.notes:
             self.tell(host, settings, Kind.NOTE, note)
-        return facts, release, plan
 
     def release(self, host: HostSpec, settings: Settings, facts: HostFacts) -> Release:
         version = facts.systemd or 0
         return make_release(settings, self.engine.digest, host, systemd_version=version, render=self.render)
 
-    def change(self, connection: Connection, settings: Settings) -> Plan:
+    def change(self, connection: Connection, settings: Settings, attempt: Attempt, first: Plan) -> None:
         """Under the lock, from facts that were taken under the lock."""
-        host = connection.host
-
-        def say(line: str) -> None:
-            self.report(Event(Kind.PROGRESS, host.name, settings.instance, StepName.LOCK, line))
-
+        say = self.lock_line(connection.host, settings)
         with connection.locked(f"deploy {settings.instance}", self.lock_wait_s, say, self.token.check) as took:
             if took:
                 say(f"took over the lock that {took} left behind")
-            facts, release, plan = self.look(connection, settings)
-            self.act(connection, release, plan, facts)
-            return plan
+            facts, release, attempt.plan = self.look(connection, settings)
+            if attempt.plan.fingerprint != first.fingerprint:
+                say("the host changed before the lock was ours; planned again")
+                self.say_plan(connection.host, settings, attempt.plan)
+            self.act(self.work(connection, release, attempt.plan, facts))
 
-    def act(self, connection: Connection, release: Release, plan: Plan, facts: HostFacts) -> None:
+    def lock_line(self, host: HostSpec, settings: Settings) -> Callable[[str], None]:
+        return lambda line: self.report(Event(Kind.PROGRESS, host.name, settings.instance, StepName.LOCK, line))
+
+    def act(self, work: Work) -> None:
         """Carry the plan out. A server that already runs is only looked at, and then a failure changed nothing."""
-        work = self.work(connection, release, plan, facts)
         try:
             carry_out(work, self.evidence_dir)
         except UnhealthyError as sick:
-            raise self.not_healthy(work, sick) from sick
+            raise not_healthy(work, sick) from sick
 
     def work(self, connection: Connection, release: Release, plan: Plan, facts: HostFacts) -> Work:
         return Work(
@@ -153,7 +196,7 @@ class Deploy:
             there=facts.instance(release.instance),
             helper=connection,
             probe=connection.probe,
-            stage_engine=lambda _digest: self.engine.stage(connection, release.settings),
+            stage_engine=lambda: self.engine.stage(connection, release.settings),
             renew=connection.renew,
             clock=self.clock,
             token=self.token,
@@ -162,16 +205,6 @@ class Deploy:
             drain=self.drain,
             health_timeout_s=self.health_timeout_s,
             who=self.who,
-        )
-
-    def not_healthy(self, work: Work, sick: UnhealthyError) -> DdtreeError:
-        """The wanted release was already there and is not healthy: nothing was changed, so nothing can be undone."""
-        return NotRolledBackError(
-            f"release {work.release.short} is in place but not healthy: {sick.found}",
-            host=work.target,
-            why="nothing was changed just now, so there was nothing to take back",
-            next=f"ddtree-ops deploy {work.target} --restart",
-            data={"release": work.release.id},
         )
 
     def tell(self, host: HostSpec, settings: Settings, kind: Kind, line: str) -> None:
@@ -183,7 +216,7 @@ class Deploy:
         settings: Settings,
         status: Status,
         plan: Plan | None = None,
-        began: float | None = None,
+        seconds: float = 0.0,
         error: DdtreeError | None = None,
     ) -> Outcome:
         outcome = Outcome(
@@ -193,19 +226,20 @@ class Deploy:
             release=plan.release if plan else None,
             before=plan.before if plan else None,
             effect=str(plan.effect) if plan else "",
-            seconds=self.clock.monotonic() - began if began is not None else 0.0,
+            seconds=seconds,
             error=error,
             notes=plan.notes if plan else (),
         )
         self.report(Event(Kind.END, host.name, settings.instance, str(status), outcome.line))
         return outcome
 
-    def failed(
-        self,
-        host: HostSpec,
-        settings: Settings,
-        error: DdtreeError,
-        plan: Plan | None = None,
-        began: float | None = None,
-    ) -> Outcome:
-        return self.outcome(host, settings, status_of(error), plan, began, error)
+
+def not_healthy(work: Work, sick: UnhealthyError) -> DdtreeError:
+    """The wanted release was already there and is not healthy: nothing was changed, so nothing can be undone."""
+    return NotRolledBackError(
+        f"release {work.release.short} is in place but not healthy: {sick.found}",
+        host=work.target,
+        why="nothing was changed just now, so there was nothing to take back",
+        next=f"ddtree-ops deploy {work.target} --restart",
+        data={"release": work.release.id},
+    )

@@ -16,7 +16,7 @@ from typing import Protocol
 from ddtree_ops.clock import Clock, Deadline
 from ddtree_ops.errors import DdtreeError
 from ddtree_ops.facts.journal import Progress, progress, reason
-from ddtree_ops.facts.server import Resolved
+from ddtree_ops.facts.server import Resolved, Served
 from ddtree_ops.facts.unit import Condition, UnitState
 from ddtree_ops.release import short
 
@@ -40,8 +40,10 @@ class Observation:
     unit: UnitState
     listener: Listener | None = None
     ready: int | None = None
+    has_ready: bool = True
     release: str | None = None
     resolved: Resolved | None = None
+    served: Served | None = None
     lines: tuple[str, ...] = ()
 
     @property
@@ -100,7 +102,8 @@ def judge(seen: Observation, release: str, port: int, before: Before | None = No
     if seen.listener and not seen.listener.ours:
         who = f"{seen.listener.command or 'a process'} (pid {seen.listener.pid})"
         return Verdict(State.FAILED, f"port {port} is held by {who}, which is not of this unit")
-    if seen.ready != 200:
+    settled = before is None and not seen.has_ready  # it was not started just now: the completion will tell
+    if seen.ready != 200 and not (settled and seen.release):
         return Verdict(State.WAITING, str(seen.progress))
     return _identity(seen, release)
 

@@ -52,7 +52,7 @@ _OF_ERROR: tuple[tuple[type[DdtreeError], Status], ...] = (
 )
 
 # When instances end differently, the run ends with the first of these that occurred: what needs a person most.
-_WORST = (
+WORST = (
     ExitCode.NOT_ROLLED_BACK,
     ExitCode.BUG,
     ExitCode.INTERRUPTED,
@@ -132,4 +132,4 @@ def status_of(error: DdtreeError) -> Status:
 def worst(outcomes: Iterable[Outcome]) -> ExitCode:
     """The exit code of a run."""
     codes = {outcome.code for outcome in outcomes}
-    return next((code for code in _WORST if code in codes), ExitCode.DONE)
+    return next((code for code in WORST if code in codes), ExitCode.DONE)

@@ -204,6 +204,7 @@ def _steps(
         names = list(StepName)
     left_out = {
         StepName.STAGE_ENGINE: not engine_missing,
+        StepName.STAGE_RELEASE: wanted.id in there.complete,
         StepName.ARM: not options.arm,
         StepName.CONFIRM: not options.arm and there.armed_until is None,
         StepName.DRAIN: not options.drain or there.unit.condition is not Condition.ACTIVE,

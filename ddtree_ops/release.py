@@ -16,24 +16,17 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from ddtree_ops.model import Frozen, HostSpec, Settings
+from ddtree_ops.render import RELEASE_PLACEHOLDER
 
 FORMAT = 1
-PLACEHOLDER = "0" * 64
 SHORT = 12
 
 
 class RenderUnit(Protocol):
-    """How a unit's text is made; ``render.render_unit`` in earnest."""
+    """How a unit's text is made; ``render.render_target`` in earnest."""
 
     def __call__(
-        self,
-        settings: Settings,
-        *,
-        release: str,
-        engine_dir: str,
-        root: str,
-        scope: str,
-        systemd_version: int,
+        self, host: HostSpec, settings: Settings, *, release: str, engine_dir: str, systemd_version: int
     ) -> str: ...
 
 
@@ -110,20 +103,14 @@ def make_release(
     """The release that ``settings`` and ``engine`` make on ``host``. Pure: equal arguments give equal bytes."""
 
     def unit(release: str) -> str:
-        return render(
-            settings,
-            release=release,
-            engine_dir=engine_dir(host.root, engine),
-            root=host.root,
-            scope=host.scope,
-            systemd_version=systemd_version,
-        )
+        place = engine_dir(host.root, engine)
+        return render(host, settings, release=release, engine_dir=place, systemd_version=systemd_version)
 
     named = {
         "format": FORMAT,
         "engine": engine,
         "settings": settings.model_dump(mode="json"),
-        "unit": unit(PLACEHOLDER),
+        "unit": unit(RELEASE_PLACEHOLDER),
     }
     digest = sha256(canonical(named))
     return Release(id=digest, engine=engine, settings=settings, unit=unit(digest))

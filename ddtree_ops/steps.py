@@ -52,7 +52,10 @@ class Step:
 
 @dataclass
 class Work:
-    """One instance being deployed: everything its steps need, and what they have done so far."""
+    """One instance being deployed: everything its steps need, and what they have done so far.
+
+    ``marks``: why the release that is left counts as taken back from now on; empty if it does not.
+    """
 
     host: HostSpec
     release: Release
@@ -60,7 +63,7 @@ class Work:
     there: InstanceFacts
     helper: Helper
     probe: Callable[[Settings], Probe]
-    stage_engine: Callable[[str], str]
+    stage_engine: Callable[[], str]
     renew: Callable[[], None]
     clock: Clock
     token: Token
@@ -70,6 +73,7 @@ class Work:
     health_timeout_s: float | None = None
     who: Mapping[str, Any] = field(default_factory=dict)
     why_back: str = ""
+    marks: str = ""
     restarted: bool = False
     armed: bool = False
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -98,7 +102,7 @@ class Work:
 def build(work: Work) -> list[Step]:
     """The steps of the plan, in its order; ``lock`` and ``check`` are the host's, and ``run`` has taken them."""
     doers: dict[StepName, tuple[Callable[[], str], Callable[[], str] | None]] = {
-        StepName.STAGE_ENGINE: (lambda: work.stage_engine(work.release.engine), None),
+        StepName.STAGE_ENGINE: (lambda: work.stage_engine(), None),
         StepName.STAGE_RELEASE: (lambda: stage_release(work), None),
         StepName.ARM: (lambda: arm(work), lambda: disarm(work)),
         StepName.DRAIN: (lambda: work.drain(work) if work.drain else "", None),
@@ -226,6 +230,10 @@ def record(work: Work) -> str:
             "details": details,
         },
     )
+    if work.marks and work.plan.before not in (None, work.release.id):
+        mark = {**work.who, "reason": work.marks, "to": work.release.id}
+        args = {"instance": work.instance, "release": work.plan.before, "outcome": "taken-back", "details": mark}
+        work.helper.call("record", args)
     return ""
 
 

@@ -19,8 +19,8 @@ MAX_BODY = 1 << 20
 def observe(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     """{instance, port, bind?, paths?, cursor?, last?, headers?, timeout_s?, watch_s?, every_s?} -> one observation.
 
-    With ``watch_s`` it looks again every ``every_s`` and ends early once the first of ``paths`` answers 200 or the
-    unit is failed; each look is a progress event ``{"observation": ...}``: one round trip for a whole start.
+    With ``watch_s`` it looks again every ``every_s`` and ends early once the first of ``paths`` answers 200 or 404, or
+    the unit is failed; each look is a progress event ``{"observation": ...}``: one round trip for a whole start.
     """
     end = time.monotonic() + float(args.get("watch_s", 0))
     cursor = args.get("cursor")
@@ -28,7 +28,8 @@ def observe(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         seen = look(ctx, args, cursor)
         cursor = seen["journal"]["cursor"]
         first = (seen["http"] or [{}])[0]
-        over = first.get("status") == 200 or "ActiveState=failed" in seen["show"]
+        # 404: the server has no such path, and looking again will not change that
+        over = first.get("status") in (200, 404) or "ActiveState=failed" in seen["show"]
         if over or time.monotonic() >= end:
             return seen
         ctx.emit({"event": "progress", "observation": seen}, must_arrive=True)

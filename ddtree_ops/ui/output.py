@@ -46,6 +46,11 @@ class Output:
         """The result, under ``--json``: models, dataclasses of plain values, lists and dictionaries."""
         self.out.file.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
+    def json_line(self, value: Any) -> None:
+        """One JSON object on one line, for output that goes on (logs, watching)."""
+        self.out.file.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+        self.out.file.flush()
+
     def line(self, text: str | Text = "", style: str = "") -> None:
         """One line of the result. Texts are never read as markup: names may hold brackets."""
         self.out.print(text if isinstance(text, Text) else Text(text), style=style)

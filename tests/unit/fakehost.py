@@ -43,9 +43,10 @@ def host_of(*instances: Settings, name: str = "h1", **changes: Any) -> HostSpec:
     return HostSpec(name=name, address=Address(host=name), instances={s.instance: s for s in instances}, **changes)
 
 
-def render(settings: Settings, *, release: str, engine_dir: str, root: str, scope: str, systemd_version: int) -> str:
+def render(host: HostSpec, settings: Settings, *, release: str, engine_dir: str, systemd_version: int) -> str:
     """A unit that depends on everything a real one does."""
-    return f"[Service]\n# {scope} {systemd_version} {engine_dir} {root}\nExecStart={settings.mode} {release}\n"
+    top = f"# {host.scope} {systemd_version} {engine_dir} {settings.model_dump_json()}"
+    return f"[Service]\n{top}\nExecStart={settings.mode} {release}\n"
 
 
 def release_of(unit: str | None) -> str | None:
@@ -308,11 +309,14 @@ class FakeHost:
         return {}
 
     def op_record(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
-        state = self._state(args["instance"])
-        self.releases[args["instance"]][args["release"]]["gates"] = args["gates"]
-        state["proven"] = args["release"]
-        state["taken_back"].pop(args["release"], None)
-        self.history.append({"what": args["outcome"], "release": args["release"]})
+        state, release = self._state(args["instance"]), args["release"]
+        if args["outcome"] == "taken-back":
+            state["taken_back"][release] = {"at": 0, "reason": args["details"]["reason"]}
+        else:
+            self.releases[args["instance"]][release]["gates"] = args["gates"]
+            state["proven"] = release
+            state["taken_back"].pop(release, None)
+        self.history.append({"what": args["outcome"], "release": release})
         return {}
 
     def op_take_back(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
@@ -362,7 +366,13 @@ def deployer(
     clock = fakes[0].clock
 
     def connect(host: HostSpec) -> Connection:
-        return Connection(host, by_name[host.name], clock)
+        fake = by_name[host.name]
+
+        def read(path: str) -> bytes:
+            *_, instance, _releases, release, _unit = path.split("/")
+            return str(fake.releases[instance][release]["unit"]).encode()
+
+        return Connection(host, fake, clock, read=read)
 
     def stage(connection: Connection, _settings: Settings) -> str:
         by_name[connection.host.name].ops.append("stage_engine")

@@ -54,7 +54,6 @@ def test_first_deploy_ends_proven(tmp_path: Path) -> None:
     steps = [event.step for event in events if event.kind is Kind.OK]
     assert steps == [
         "check",
-        "check",
         "stage engine",
         "stage release",
         "switch",

@@ -37,7 +37,7 @@ def test_the_unit_carries_the_digest_of_its_release() -> None:
         release(settings(env={"A": "1"})),
         release(engine="d" * 64),
         release(systemd_version=254),
-        release(render=lambda *args, **kwargs: render(*args, **kwargs) + "# a newer template\n"),
+        release(render=lambda *args, **kwargs: "# a newer template\n" + render(*args, **kwargs)),
     ],
     ids=["budget", "mode", "env", "engine", "systemd", "template"],
 )

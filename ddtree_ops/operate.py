@@ -1,0 +1,213 @@
+"""What ``deploy`` and ``plan`` do, without the command line: targets in, outcomes or plans out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddtree_ops import wiring
+from ddtree_ops.connection import Connection
+from ddtree_ops.deploy import Deploy, Engine
+from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
+from ddtree_ops.events import Event, Kind, Report, silent
+from ddtree_ops.facts.host import HostFacts
+from ddtree_ops.hosts import each_host
+from ddtree_ops.interrupt import Token, handling
+from ddtree_ops.inventory.edit import save_settings
+from ddtree_ops.model import Fleet, HostSpec, Mode, Settings
+from ddtree_ops.outcome import Outcome, worst
+from ddtree_ops.plan import Options, Plan, PlanFile, read_plan_file
+from ddtree_ops.release import Release, make_release
+from ddtree_ops.render import render_target
+from ddtree_ops.rollback import choose, other_mode, release_on_host
+from ddtree_ops.targets import Overrides, Target, resolve_targets
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be deployed: targets with their settings, and the plans that were kept for them, if any."""
+
+    inventory: str
+    targets: tuple[Target, ...]
+    kept: dict[str, Plan] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    def by_host(self) -> list[tuple[HostSpec, list[Settings]]]:
+        return by_host(self.targets)
+
+
+def by_host(targets: Sequence[Target]) -> list[tuple[HostSpec, list[Settings]]]:
+    """The targets grouped by host, in the order in which they were named."""
+    hosts: dict[str, tuple[HostSpec, list[Settings]]] = {}
+    for host, settings in targets:
+        hosts.setdefault(host.name, (host, []))[1].append(settings)
+    return list(hosts.values())
+
+
+@dataclass(frozen=True)
+class How:
+    """The options of a deploy that do not change what is deployed."""
+
+    restart: bool = False
+    health_timeout_s: float | None = None
+    lock_wait_s: float = 0.0
+    parallel: int = 8
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of one target, or why there is none."""
+
+    target: str
+    plan: Plan | None = None
+    error: DdtreeError | None = None
+
+
+FleetOf = Callable[[Sequence[str]], Fleet]
+
+
+def select(fleet_of: FleetOf, names: Sequence[str], overrides: Overrides) -> Wanted:
+    """TARGETs and options to what is wanted. A change never means everything by leaving the names out."""
+    if not names:
+        raise UsageError(
+            "no TARGET is named",
+            why="a change is never made everywhere by leaving something out",
+            next="ddtree-ops deploy all",
+        )
+    fleet = fleet_of(names)
+    selection = resolve_targets(fleet, names, overrides)
+    return Wanted(fleet.path, selection.targets, {}, selection.notices)
+
+
+def select_kept(fleet_of: FleetOf, names: Sequence[str], overrides: Overrides, file: Path) -> Wanted:
+    """What a kept plan wants: its own settings, on the hosts of the inventory it was made with."""
+    if names or overrides.given():
+        raise UsageError(
+            "--plan takes no TARGET and no settings",
+            why="the plan says which they are",
+            next=f"ddtree-ops deploy --plan {file}",
+        )
+    try:
+        kept = read_plan_file(file.read_text("utf-8"), str(file))
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}", next=f"ddtree-ops plan TARGET --out {file}"
+        ) from None
+    fleet = fleet_of([plan.target for plan in kept.plans])
+    targets = []
+    for plan in kept.plans:
+        if plan.host not in fleet.hosts:
+            raise UsageError(
+                f"{file} is for host {plan.host}, which {fleet.path} does not have",
+                next=f"ddtree-ops -i {kept.inventory} deploy --plan {file}",
+            )
+        targets.append(Target(fleet.hosts[plan.host], kept.settings[plan.target]))
+    return Wanted(fleet.path, tuple(targets), {plan.target: plan for plan in kept.plans})
+
+
+def deploy(wanted: Wanted, how: How, report: Report) -> list[Outcome]:
+    """Deploy; Ctrl-C and SIGTERM end it tidily."""
+    token = Token()
+    run = _run(wanted, how, token, report)
+    with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
+        return run.run(wanted.by_host())
+
+
+def rollback(
+    wanted: Wanted, how: How, report: Report, *, to: str | None, mode: Mode | None, reason: str
+) -> list[Outcome]:
+    """Back to the last proven release, to the one named, or to another mode with the engine that is there."""
+    token = Token()
+    run = _run(wanted, how, token, report, engine=on_host())
+
+    def act(connection: Connection, settings: Settings) -> Outcome:
+        name = settings.instance
+
+        def pick(connection: Connection, facts: HostFacts) -> Release:
+            if mode is None:
+                chosen = choose(connection.host, facts.instance(name), to)
+                return release_on_host(facts, name, chosen, connection.unit_of(name, chosen))
+            changed, engine = other_mode(facts, name, mode)
+            version = facts.systemd or 0
+            return make_release(changed, engine, connection.host, systemd_version=version, render=run.render)
+
+        return run.back(connection, settings, pick, reason)
+
+    with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
+        return run.run(wanted.by_host(), act)
+
+
+def on_host() -> Engine:
+    """No engine of ours: only what lies on the host already may be used."""
+
+    def refuse(connection: Connection, settings: Settings) -> NoReturn:
+        target = f"{connection.host.name}:{settings.instance}"
+        raise RefusedError(
+            "the engine of that release is not on the host any more",
+            host=target,
+            why="a rollback sends nothing",
+            next=f"ddtree-ops deploy {target}",
+        )
+
+    return Engine("", "", refuse, refuse)
+
+
+def plans(wanted: Wanted, how: How, report: Report = silent) -> list[Planned]:
+    """What ``deploy`` would do now; nothing is changed and nothing is locked."""
+    run = _run(wanted, how, Token(), report)
+
+    def look(connection: Connection, settings: Settings) -> Planned:
+        target = f"{connection.host.name}:{settings.instance}"
+        try:
+            return Planned(target, run.look(connection, settings)[2])
+        except DdtreeError as error:
+            return Planned(target, error=error if error.host else replace(error, host=target))
+
+    found = each_host(wanted.by_host(), lambda connection, instances: [look(connection, each) for each in instances])
+    made = [planned for answer in found for planned in answer.value or ()]
+    return made + [Planned(answer.host.name, error=answer.error) for answer in found if answer.error is not None]
+
+
+def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine | None = None) -> Deploy:
+    return Deploy(
+        engine=engine or wiring.engine(),
+        render=render_target,
+        connect=wiring.connect,
+        clock=wiring.CLOCK,
+        token=token,
+        report=report,
+        evidence_dir=wiring.evidence_dir(),
+        options=Options(restart=how.restart),
+        kept=wanted.kept,
+        lock_wait_s=how.lock_wait_s,
+        health_timeout_s=how.health_timeout_s,
+        parallel=how.parallel,
+        who=wiring.who(),
+    )
+
+
+def save(wanted: Wanted, overrides: Overrides, outcomes: Sequence[Outcome]) -> list[str]:
+    """``--save``: the options stay in force for what now runs with them; one line for each key that changed."""
+    good = {outcome.target for outcome in outcomes if outcome.status.good}
+    changes = [
+        (target.host.name, target.settings.instance, overrides.given())
+        for target in wanted.targets
+        if target.name in good
+    ]
+    return save_settings(Path(wanted.inventory), changes) if changes and overrides.given() else []
+
+
+def keep(wanted: Wanted, planned: Sequence[Planned], file: Path) -> None:
+    """``plan --out FILE``; a plan with errors in it is not kept."""
+    made = tuple(each.plan for each in planned if each.plan is not None)
+    settings = {target.name: target.settings for target in wanted.targets}
+    file.write_text(
+        PlanFile(inventory=wanted.inventory, plans=made, settings=settings).model_dump_json(indent=2) + "\n"
+    )
+
+
+def result(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The one machine-readable result of a run."""
+    return {"exit_code": int(worst(outcomes)), "outcomes": [outcome.as_json() for outcome in outcomes]}

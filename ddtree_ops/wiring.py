@@ -1,0 +1,59 @@
+"""Where the parts are put together: real hosts, the real engine, the real clock. Nothing else knows them all."""
+
+from __future__ import annotations
+
+import getpass
+import platform
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ddtree_ops import __version__
+from ddtree_ops.agent import Agent
+from ddtree_ops.bundle.build import Bundle, build_bundle
+from ddtree_ops.bundle.stage import check_engine, stage_engine
+from ddtree_ops.clock import SystemClock
+from ddtree_ops.connection import QUICK_S, Connection
+from ddtree_ops.deploy import Engine
+from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.remote import open_remote
+
+CLOCK = SystemClock()
+
+
+def connect(host: HostSpec) -> Connection:
+    """The host, over SSH or on this machine. Nothing is sent before the first call."""
+    remote = open_remote(host, CLOCK)
+    agent = Agent(remote, host)
+
+    def read(path: str) -> bytes:
+        return remote.get(path, deadline_s=QUICK_S, sudo=agent.sudo)
+
+    return Connection(host, agent, CLOCK, read=read, close=remote.close)
+
+
+def engine() -> Engine:
+    """The engine of this ddtree-ops, built once on this machine."""
+    return of_bundle(build_bundle())
+
+
+def of_bundle(bundle: Bundle) -> Engine:
+    def check(connection: Connection, settings: Settings) -> int:
+        blobs = set(check_engine(connection, bundle, settings.venv).blobs)
+        return sum(file.size for file in bundle.manifest.files.values() if file.sha256 in blobs)
+
+    def stage(connection: Connection, settings: Settings) -> str:
+        return str(stage_engine(connection, bundle, settings.venv))
+
+    return Engine(bundle.digest, bundle.manifest.sglang, check, stage)
+
+
+def who() -> dict[str, Any]:
+    """Who does it and from where, for the host's history."""
+    return {"by": getpass.getuser(), "client": platform.node(), "ddtree_ops": __version__}
+
+
+def evidence_dir() -> Path:
+    """Where evidence of failures is kept on this machine."""
+    return platformdirs.user_state_path("ddtree-ops") / "evidence"
