@@ -12,10 +12,9 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from model_drafter import Drafter
 from model_target import Target
+from torch import Tensor
 
 TOP = 16
 

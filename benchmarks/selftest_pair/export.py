@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from torch import nn
-
 from model_drafter import DrafterConfig
 from model_target import TargetConfig
+from safetensors.torch import save_file
+from torch import nn
 
 EOS = 0
 MAX_POSITIONS = 4096
@@ -26,7 +25,8 @@ def round_to_bf16(model: nn.Module) -> None:
 def target_config(config: TargetConfig) -> dict:
     layers = range(config.num_hidden_layers)
     kinds = ["full_attention" if config.is_attention(i) else "linear_attention" for i in layers]
-    section = [config.rotary_dim // 2 - 2 * (config.rotary_dim // 6), config.rotary_dim // 6, config.rotary_dim // 6]
+    # Positions of text are equal on all three axes, so any split means plain rotary embeddings; this is the family's.
+    section = [(config.rotary_dim // 2 + 2 - axis) // 3 for axis in range(3)]
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
@@ -96,6 +96,17 @@ def drafter_config(config: DrafterConfig, vocab_size: int) -> dict:
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": False,
         "vocab_size": vocab_size,
+    }
+
+
+def tokenizer_config() -> dict:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "pad_token": "<|endoftext|>",
+        "mask_token": "<|MASK|>",
+        "model_max_length": MAX_POSITIONS,
+        "clean_up_tokenization_spaces": False,
     }
 
 

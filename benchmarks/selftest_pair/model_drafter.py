@@ -1,9 +1,9 @@
 """The drafter of the self-test pair: DFlash (block diffusion) in plain PyTorch, made for training.
 
-It fills a block of 16 positions in one pass. Slot 0 holds the last accepted token, slots 1..15 hold the mask token. Each
+It fills a block of 16 positions in one pass. Slot 0 holds the last accepted token, slots 1..15 the mask token. Each
 layer's attention sees the whole block in both directions and, as extra keys and values, the target's hidden features of
-every earlier position. The drafter has no embedding and no head: it uses the target's. Module names are the checkpoint's
-tensor names, so `state_dict()` is what SGLang loads as `DFlashDraftModel`.
+every earlier position. The drafter has no embedding and no head: it uses the target's. Module names are the tensor
+names of the checkpoint, so `state_dict()` is what SGLang loads as `DFlashDraftModel`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from model_target import MLP, rotary_table, rotate
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)

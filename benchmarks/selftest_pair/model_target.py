@@ -197,9 +197,7 @@ class GatedDeltaNet(nn.Module):
         g, beta = self.gates(x)
         q, k, v = self.heads(mixed)
         with torch.autocast(x.device.type, enabled=False):
-            out = delta_rule_chunked(
-                *(y.transpose(1, 2) for y in (q, k, v, g, beta)), chunk=self.config.chunk
-            )
+            out = delta_rule_chunked(*(y.transpose(1, 2) for y in (q, k, v, g, beta)), chunk=self.config.chunk)
         return self.finish(out.transpose(1, 2), x)
 
     def new_state(self, batch: int, device: torch.device) -> dict[str, Tensor]:
@@ -349,7 +347,7 @@ class Target(nn.Module):
         return rotary_table(length, self.config.rotary_dim, self.config.rope_theta, device)
 
     def forward(self, tokens: Tensor, capture: tuple[int, ...] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Final hidden states [B, T, hidden] (before the head) and the residual stream after each layer of `capture`."""
+        """Final hidden states [B, T, hidden] and, for each layer of `capture`, the residual stream after it."""
         x = self.model.embed_tokens(tokens)
         cos, sin = self.rotary(tokens.shape[1])
         captured = []
@@ -361,7 +359,7 @@ class Target(nn.Module):
 
     @torch.no_grad()
     def generate(self, prompt: Tensor, length: int, temperature: Tensor) -> Tensor:
-        """Extend prompt [B, P] to [B, length]; a row with temperature 0 takes the argmax. Recurrent, all rows in step."""
+        """Extend prompt [B, P] to [B, length], one token at a time; a row with temperature 0 takes the argmax."""
         batch, prompt_length = prompt.shape
         device, c = prompt.device, self.config
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

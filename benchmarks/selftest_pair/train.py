@@ -2,9 +2,9 @@
 
     python train.py --data DIR --out DIR [--target-seconds 170] [--drafter-seconds 130] [--seed 1]
 
-The number of steps follows from the time limits and the speed measured in the first steps; it is written to the log, so
-that `--target-steps` and `--drafter-steps` repeat a run exactly as long. Weights are written when each model is done and
-once a minute for the drafter, so a run that is cut short leaves what it had.
+The number of steps follows from the time limits and the speed measured in the first steps; it is written to the log,
+so that `--target-steps` and `--drafter-steps` repeat a run exactly as long. Weights are written when each model is done
+and once a minute for the drafter, so a run that is cut short leaves what it had.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from evaluate import acceptance, bits_per_byte
-from export import drafter_config, round_to_bf16, save, target_config
+from export import drafter_config, round_to_bf16, save, target_config, tokenizer_config
 from model_drafter import Drafter, DrafterConfig
 from model_target import Target, TargetConfig
+from torch import Tensor, nn
 
+LOG_EVERY = 20  # steps a point of the loss curve averages
 KINDS = ("code", "prose", "dialogue")
 BLOCK_DECAY = 7.0  # weight of slot j is exp(-(j - 1) / 7), as in the DFlash recipe for blocks of 16
 
@@ -49,7 +49,7 @@ class Run:
     def _device_name(self) -> str:
         return torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu"
 
-    def autocast(self):  # noqa: ANN201
+    def autocast(self):
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
     def say(self, text: str) -> None:
@@ -137,7 +137,9 @@ def fit(
             if steps is None and now - begun > 1.15 * seconds:
                 run.say(f"{name}: out of time at step {step}")
                 break
-    run.log[name] = {"steps": step, "seconds": round(time.perf_counter() - begun, 1), "rate": rate, "losses": losses}
+    means = [round(float(np.mean(losses[i : i + LOG_EVERY])), 4) for i in range(0, len(losses), LOG_EVERY)]
+    seconds_used = round(time.perf_counter() - begun, 1)
+    run.log[name] = {"steps": step, "seconds": seconds_used, "rate": rate, "loss_every": LOG_EVERY, "losses": means}
 
 
 @contextmanager
@@ -224,7 +226,7 @@ def block_loss(target: Target, drafter: Drafter, ids: Tensor, features: list[Ten
     return (loss.view(wanted.shape).mean((0, 1)) * weight).sum() / weight.sum()
 
 
-def train_drafter(run: Run, target: Target, stream: Stream, texts: Tensor) -> Drafter:
+def train_drafter(run: Run, target: Target, texts: Tensor) -> Drafter:
     args = run.args
     shape = replace(DrafterConfig(), **json.loads(args.drafter_config))
     drafter = Drafter(shape).to(run.device)
@@ -326,9 +328,9 @@ def main() -> None:
     run.say(f"{stream.tokens.numel() / 1e6:.1f} M tokens on {run.log['device']}")
     target = train_target(run, stream)
     texts = write_texts(run, target, stream)
-    drafter = train_drafter(run, target, stream, texts)
-    for folder in ("target", "drafter"):
-        shutil.copy(data / "tokenizer.json", run.out / folder / "tokenizer.json")
+    drafter = train_drafter(run, target, texts)
+    shutil.copy(data / "tokenizer.json", run.out / "target")
+    (run.out / "target" / "tokenizer_config.json").write_text(json.dumps(tokenizer_config(), indent=2) + "\n")
     report(run, target, drafter, data)
     run.log["seconds"] = round(time.perf_counter() - run.start, 1)
     run.write_log()
