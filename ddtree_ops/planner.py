@@ -94,7 +94,7 @@ class MemoryPlan:
 
     @property
     def tokens(self) -> int:
-        return max(0, self.left) // self.bytes_per_token
+        return max(0, self.left) // max(1, self.bytes_per_token)
 
     @property
     def needed_tokens(self) -> int:

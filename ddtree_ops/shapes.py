@@ -108,7 +108,7 @@ def parse_model(text: str, where: str) -> ModelShape:
     linear = sum(1 for kind in kinds if kind == "linear_attention")
     heads = _int(config, "num_attention_heads", where)
     hidden = _int(config, "hidden_size", where)
-    quantization = top.get("quantization_config") or config.get("quantization_config") or {}
+    quantization = _dict(top.get("quantization_config")) or _dict(config.get("quantization_config"))
     return ModelShape(
         architecture=_architecture(top),
         hidden=hidden,
@@ -116,11 +116,13 @@ def parse_model(text: str, where: str) -> ModelShape:
         layers=layers,
         dtype=_dtype(top, config),
         attention=Attention(
-            layers - linear, config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
+            layers - linear,
+            _positive(config.get("num_key_value_heads")) or heads,
+            _positive(config.get("head_dim")) or hidden // heads,
         ),
         recurrence=_recurrence(config, linear, where) if linear else None,
         state_dtype=str(config.get("mamba_ssm_dtype") or "float32"),
-        context=int(config.get("max_position_embeddings") or 0),
+        context=_positive(config.get("max_position_embeddings")) or 0,
         tied=bool(config.get("tie_word_embeddings", top.get("tie_word_embeddings", False))),
         rope_theta=_rope_theta(config),
         quantized=str(quantization.get("quant_method") or "unknown") if quantization else None,
@@ -130,7 +132,7 @@ def parse_model(text: str, where: str) -> ModelShape:
 def parse_drafter(text: str, where: str) -> DrafterShape:
     """A DFlash drafter's config.json."""
     top, config = _configs(text, where)
-    dflash = top.get("dflash_config") or config.get("dflash_config") or {}
+    dflash = _dict(top.get("dflash_config")) or _dict(config.get("dflash_config"))
     heads = _int(config, "num_attention_heads", where)
     hidden = _int(config, "hidden_size", where)
 
@@ -144,12 +146,12 @@ def parse_drafter(text: str, where: str) -> DrafterShape:
         dtype=_dtype(top, config),
         attention=Attention(
             _int(config, "num_hidden_layers", where),
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or hidden // heads,
+            _positive(config.get("num_key_value_heads")) or heads,
+            _positive(config.get("head_dim")) or hidden // heads,
         ),
         block_size=_maybe_int(own("block_size")),
         mask_token_id=_maybe_int(own("mask_token_id")),
-        target_layer_ids=tuple(int(i) for i in own("target_layer_ids") or ()),
+        target_layer_ids=tuple(i for i in _list(own("target_layer_ids")) if isinstance(i, int)),
         target_layers=_maybe_int(own("num_target_layers")),
         rope_theta=_rope_theta(config),
     )
@@ -205,8 +207,8 @@ def _rope_theta(config: Mapping[str, Any]) -> float | None:
 
 
 def _int(config: Mapping[str, Any], key: str, where: str) -> int:
-    value = _maybe_int(config.get(key))
-    if value is None or value <= 0:
+    value = _positive(config.get(key))
+    if value is None:
         raise RefusedError(
             f"{where} has no usable {key}",
             why="the memory plan and the check of the pair need it",
@@ -217,3 +219,16 @@ def _int(config: Mapping[str, Any], key: str, where: str) -> int:
 
 def _maybe_int(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _positive(value: Any) -> int | None:
+    number = _maybe_int(value)
+    return number if number is not None and number > 0 else None
+
+
+def _dict(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

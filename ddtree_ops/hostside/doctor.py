@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import pwd
 import re
 import shutil
 import struct
@@ -24,7 +25,7 @@ GPU_QUERY = (
     "ecc.mode.current,ecc.errors.uncorrected.volatile.total,temperature.gpu,pci.bus_id"
 )
 CSV = "--format=csv,noheader,nounits"
-XID = "NVRM: Xid|has fallen off the bus|GPU is lost"
+XID = "NVRM: Xid|NVRM: The NVIDIA GPU|fallen off the bus"
 DISTS = ("sglang", "torch", "triton", "flashinfer_python", "sglang_kernel", "sgl_kernel", "transformers")
 HEADER_LIMIT = 64 << 20
 ANSWER_S = 4.0
@@ -170,8 +171,6 @@ def may_read(path: str, user: str | None) -> bool:
     if child == 0:
         status = 1
         try:
-            import pwd
-
             entry = pwd.getpwnam(user)
             os.initgroups(user, entry.pw_gid)
             os.setgid(entry.pw_gid)

@@ -86,6 +86,29 @@ def test_a_useless_key_is_named(value: object) -> None:
         parse_model(json.dumps(config), "config.json")
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda v: st.lists(v) | st.dictionaries(st.text(), v),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_a_strange_configuration_is_refused_or_compared(data: st.DataObject) -> None:
+    """Anything in place of any key: a refusal that names it, or a comparison; never an error of ours."""
+    texts = []
+    for name in ("shape-27b", "shape-27b-dflash"):
+        config = json.loads((CONFIGS / f"{name}.json").read_text())
+        for key in data.draw(st.lists(st.sampled_from(sorted(config)), max_size=3)):
+            config[key] = data.draw(JSON)
+        texts.append(json.dumps(config))
+    try:
+        prove_pair(parse_model(texts[0], "target"), parse_drafter(texts[1], "drafter"))
+    except RefusedError as error:
+        if "has no usable" not in error.found:
+            raise
+
+
 @given(st.integers(0, 2000))
 def test_a_cut_file_is_refused_or_read(length: int) -> None:
     text = (CONFIGS / "shape-27b.json").read_text()[:length]

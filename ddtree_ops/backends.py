@@ -1,0 +1,211 @@
+"""What cannot run, by architecture, compute capability, mode and SGLang's flags: said before minutes of loading. Pure.
+
+The rules are those of SGLang 0.5.17 and of the engine's own refusals; the engine checks again at start. A rule that
+needs a fact nobody knows (a GPU that does not say what it is) does not fire.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddtree_ops.bundle.wheel import SGLANG_VERSION
+from ddtree_ops.data import data_dir
+from ddtree_ops.model import Mode
+from ddtree_ops.shapes import ModelShape
+
+Capability = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be started where."""
+
+    mode: Mode
+    flags: Mapping[str, str]
+    target: ModelShape | None = None
+    capability: Capability | None = None
+    sglang: str = SGLANG_VERSION
+
+    def flag(self, *names: str) -> str:
+        """The value of the first of these flags that is given; empty if none is."""
+        return next((self.flags[name] for name in names if name in self.flags), "")
+
+    @property
+    def sm(self) -> int | None:
+        return None if self.capability is None else self.capability[0] * 10 + self.capability[1]
+
+    @property
+    def attention(self) -> str:
+        """The target's attention backend in a verify pass; SGLang's own choice where none is given."""
+        given = self.flag("--prefill-attention-backend", "--attention-backend")
+        if given or self.capability is None:
+            return given
+        # ServerArgs._get_default_attn_backend; for trees, whose top-k is above 1, the engine chooses.
+        if self.mode is Mode.TREE:
+            return ""
+        return {9: "fa3", 10: "trtllm_mha"}.get(self.capability[0], "")
+
+
+Rule = Callable[[Case], str | None]
+
+
+def parse_capability(text: str | None) -> Capability | None:
+    """``12.0`` as nvidia-smi writes it."""
+    major, dot, minor = (text or "").partition(".")
+    return (int(major), int(minor)) if dot and major.isdigit() and minor.isdigit() else None
+
+
+def parse_flags(argv: Sequence[str]) -> dict[str, str]:
+    """``--name value`` and ``--name=value``; a flag without a value gets an empty one. The last one wins."""
+    found: dict[str, str] = {}
+    name = ""
+    for word in argv:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found[name] = value
+            name = "" if equals else name
+        elif name:
+            found[name], name = word, ""
+    return found
+
+
+def refusals(case: Case) -> tuple[str, ...]:
+    """Why this cannot run; every reason, each with the flag to change. Empty for a version without a table."""
+    return tuple(said for rule in RULES.get(case.sglang, ()) if (said := rule(case)) is not None)
+
+
+# -- SGLang's own rules -----------------------------------------------------------------------------------------------
+
+
+def _fa3(case: Case) -> str | None:
+    if "fa3" not in (case.attention, case.flag("--speculative-draft-attention-backend")):
+        return None
+    if case.capability is None or case.capability[0] in (8, 9):
+        return None
+    return f"FA3 runs on compute capability 8.x and 9.x, this GPU has {_dotted(case)}: set --attention-backend triton"
+
+
+def _trtllm(case: Case) -> str | None:
+    if case.attention != "trtllm_mha":
+        return None
+    if case.mode is Mode.TREE:
+        return "trtllm_mha verifies chains only: set --attention-backend triton"
+    if case.sm is not None and case.sm not in (90, 100, 103, 120):
+        return f"trtllm_mha does not run on compute capability {_dotted(case)}: set --attention-backend triton"
+    return None
+
+
+def _prefill_trtllm(case: Case) -> str | None:
+    if case.attention == "trtllm_mha" and case.sm is not None and case.sm not in (100, 103):
+        return f"trtllm_mha prefills on compute capability 10.x only, this GPU has {_dotted(case)}"
+    return None
+
+
+def _kv_dtype(case: Case) -> str | None:
+    dtype = case.flag("--kv-cache-dtype")
+    if dtype in ("nvfp4", "mxfp8", "fp4_e2m1") and case.sm is not None and case.sm < 100:
+        return f"--kv-cache-dtype {dtype} needs compute capability 10.0 or newer, this GPU has {_dotted(case)}"
+    return None
+
+
+def _linear_attention(case: Case) -> str | None:
+    chosen = case.flag("--linear-attn-verify-backend", "--linear-attn-backend")
+    if case.target is None or not case.target.hybrid or chosen in ("", "triton"):
+        return None
+    if case.mode is Mode.TREE:
+        return f"{chosen} verifies chains only on recurrent layers: set --linear-attn-backend triton"
+    dtype = case.flag("--mamba-ssm-dtype") or case.target.state_dtype
+    if chosen == "flashinfer" and case.sm is not None and case.sm >= 100 and dtype != "bfloat16":
+        return "--linear-attn-backend flashinfer on this GPU needs --mamba-ssm-dtype bfloat16"
+    return None
+
+
+def _lazy_buffer(case: Case) -> str | None:
+    if case.mode.speculates and case.flag("--mamba-radix-cache-strategy") == "extra_buffer_lazy":
+        return "DFlash does not plan lazy state slots: set --mamba-radix-cache-strategy extra_buffer"
+    return None
+
+
+# -- the drafter's and the engine's -----------------------------------------------------------------------------------
+
+
+def _speculation(flag: str, allowed: Sequence[str], why: str, change: str, *, tree_only: bool = False) -> Rule:
+    """A flag that speculation (or the tree alone) does not get along with, unless it has one of ``allowed``."""
+
+    def rule(case: Case) -> str | None:
+        concerned = case.mode is Mode.TREE if tree_only else case.mode.speculates
+        if not concerned or flag not in case.flags or case.flags[flag] in allowed:
+            return None
+        return f"{why}: {change}"
+
+    return rule
+
+
+def _tree_attention(case: Case) -> str | None:
+    if case.mode is not Mode.TREE or case.attention in ("", "triton", "fa3", "trtllm_mha"):
+        return None
+    return f"tree masks are proven on triton, not on {case.attention}: set --attention-backend triton"
+
+
+def _tree_fa3(case: Case) -> str | None:
+    if case.mode is Mode.TREE and case.attention == "fa3" and case.capability and case.capability[0] in (8, 9):
+        return "tree masks are proven on triton, not on fa3: set --attention-backend triton"
+    return None
+
+
+ONE = ("1",)
+RULES: dict[str, tuple[Rule, ...]] = {
+    "0.5.17": (
+        _fa3,
+        _trtllm,
+        _prefill_trtllm,
+        _kv_dtype,
+        _linear_attention,
+        _lazy_buffer,
+        _speculation("--enable-dp-attention", (), "a draft needs the whole batch", "drop --enable-dp-attention"),
+        _speculation("--pp-size", ONE, "a draft worker exists on one stage", "set --pp-size 1"),
+        _speculation("--pipeline-parallel-size", ONE, "a draft worker exists on one stage", "set it to 1"),
+        _speculation("--tokenizer-worker-num", ONE, "tokenizer workers load no plugins", "set it to 1"),
+        _speculation("--disaggregation-mode", ("null",), "a draft's keys are not sent on", "set it to null"),
+        _speculation("--enable-lora", (), "the drafter has no adapters", "drop --enable-lora"),
+        _speculation("--page-size", ONE, "a tree's slots are single tokens", "set --page-size 1", tree_only=True),
+        _speculation("--tp-size", ONE, "trees are proven on one GPU for each target", "use one GPU", tree_only=True),
+        _speculation(
+            "--speculative-draft-window-size", (), "a draft window uses slots of the tree", "drop it", tree_only=True
+        ),
+        _tree_attention,
+        _tree_fa3,
+    )
+}
+
+
+def _dotted(case: Case) -> str:
+    return "unknown" if case.capability is None else f"{case.capability[0]}.{case.capability[1]}"
+
+
+# -- proofs -----------------------------------------------------------------------------------------------------------
+
+
+def read_proofs(path: Path | None = None) -> tuple[Mapping[str, Any], ...]:
+    """The combinations that the shipped engine is proven on."""
+    place = path or data_dir("patches") / "sglang-ddtree/src/sglang_ddtree/proven.json"
+    try:
+        records = json.loads(place.read_text("utf-8"))
+    except (OSError, ValueError):
+        return ()
+    return tuple(record for record in records if isinstance(record, dict) and record.get("passed") is True)
+
+
+def is_proven(case: Case, budget: int, proofs: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the parity suite has passed for this architecture, backend and GPU, up to this budget."""
+    wanted = (case.target.architecture if case.target else "", case.attention or "triton", _dotted(case))
+    return any(
+        (p.get("architecture"), p.get("backend"), p.get("compute_capability")) == wanted
+        and isinstance(p.get("max_budget"), int)
+        and p["max_budget"] >= budget
+        for p in proofs
+    )

@@ -1,0 +1,122 @@
+"""Findings that need the models' configurations: folders, the pair, backends, proofs and memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ddtree_ops.backends import Case, is_proven, parse_capability, parse_flags, read_proofs, refusals
+from ddtree_ops.doctor.catalogue import Finding, finding
+from ddtree_ops.doctor.machine import Machine
+from ddtree_ops.errors import RefusedError
+from ddtree_ops.facts.folders import ModelFolder
+from ddtree_ops.model import HostSpec, Mode, Settings
+from ddtree_ops.pair import prove_pair
+from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, plan_memory
+from ddtree_ops.render.argv import server_argv
+from ddtree_ops.shapes import DrafterShape, ModelShape, parse_drafter, parse_model
+
+DEFAULT_CONTEXT = 32768
+
+
+def check_models(host: HostSpec, settings: Settings, machine: Machine) -> Iterator[Finding]:
+    """The instance's model and drafter: there, readable, whole; fit for each other, for the GPU and its memory."""
+    target = f"{host.name}:{settings.instance}"
+    wanted = [settings.model] + ([settings.drafter] if settings.drafter and settings.mode.speculates else [])
+    for path in wanted:
+        if path in machine.models:
+            yield from _folder(target, path, settings, machine.models[path])
+    try:
+        model, drafter = shapes(settings, machine)
+    except RefusedError as error:
+        path = settings.drafter if settings.drafter and settings.drafter in error.found else settings.model
+        yield finding("model-config", target, error.found, path=path)
+        return
+    if model is not None and drafter is not None:
+        for mismatch in prove_pair(model, drafter).mismatches:
+            yield finding("pair" if mismatch.fatal else "pair-odd", target, f"{mismatch.found} ({mismatch.why})")
+    yield from _backends(target, settings, machine, model)
+    plan = memory_plan(settings, machine)
+    if plan is not None:
+        yield from _memory(target, plan)
+
+
+def shapes(settings: Settings, machine: Machine) -> tuple[ModelShape | None, DrafterShape | None]:
+    """The shapes of target and drafter, as far as their configurations were read. Raises RefusedError on a bad one."""
+    folder = machine.models.get(settings.model)
+    model = parse_model(folder.config, f"{settings.model}/config.json") if folder and folder.config else None
+    other = machine.models.get(settings.drafter or "") if settings.mode.speculates else None
+    drafter = parse_drafter(other.config, f"{settings.drafter}/config.json") if other and other.config else None
+    return model, drafter
+
+
+def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
+    """The memory of this instance on its GPUs; None while its weights or its GPU are not known."""
+    try:
+        model, drafter = shapes(settings, machine)
+    except RefusedError:
+        return None
+    cards = [card for index in settings.gpus if (card := machine.gpus.card(index)) and card.memory_mib]
+    folder = machine.models.get(settings.model)
+    if model is None or folder is None or not folder.parts or not cards:
+        return None
+    flags = parse_flags(settings.extra_args)
+    radix = flags.get("--mamba-radix-cache-strategy", "extra_buffer")
+    other = machine.models.get(settings.drafter or "")
+    return plan_memory(
+        Ask(
+            target=model,
+            weights=folder.weights(vision="ConditionalGeneration" in model.architecture),
+            gpu_bytes=min(card.memory_mib or 0 for card in cards) * MIB,
+            mode=settings.mode,
+            drafter=drafter,
+            drafter_weights=other.weights(vision=False) if other else 0,
+            budget=settings.budget,
+            running=settings.max_running_requests,
+            context=settings.context_length or min(model.context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
+            tp=max(1, len(settings.gpus)),
+            state_dtype=flags.get("--mamba-ssm-dtype"),
+            radix="off" if "--disable-radix-cache" in flags else radix if radix == "no_buffer" else "extra_buffer",
+        )
+    )
+
+
+def _folder(target: str, path: str, settings: Settings, folder: ModelFolder) -> Iterator[Finding]:
+    if not folder.exists:
+        yield finding("model-absent", target, f"there is no {path}", path=path)
+    elif not folder.readable:
+        who = settings.user or "the helper's user"
+        yield finding("model-unreadable", target, f"{who} cannot read {path}/config.json", path=path)
+    elif folder.missing:
+        seen = f"{len(folder.missing)} files that {path} lists are missing, {folder.missing[0]} first"
+        yield finding("model-incomplete", target, seen, path=path)
+
+
+def _backends(target: str, settings: Settings, machine: Machine, model: ModelShape | None) -> Iterator[Finding]:
+    card = next((card for index in settings.gpus if (card := machine.gpus.card(index))), None)
+    capability = parse_capability(card.capability if card else None)
+    case = Case(settings.mode, parse_flags(server_argv(settings, release="")), model, capability)
+    for reason in refusals(case):
+        yield finding("backend", target, reason)
+    hybrid_tree = settings.mode is Mode.TREE and model is not None and model.hybrid
+    if hybrid_tree and card is not None and not is_proven(case, settings.budget, read_proofs()):
+        admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
+        seen = f"{model.architecture if model else ''} on {card.name} (compute capability {card.capability}){admitted}"
+        yield finding("unproven", target, seen)
+
+
+def _memory(target: str, plan: MemoryPlan) -> Iterator[Finding]:
+    if plan.fits:
+        return
+    trees = plan.ask.mode is Mode.TREE
+    budget = max(1, largest_budget(plan.ask)) if trees else plan.ask.budget
+    gpu = f"{plan.ask.gpu_bytes / GIB:.0f} GiB GPU"
+    asked = f"{plan.ask.running} requests" + (f" with budget {plan.ask.budget}" if trees else "")
+    if plan.left <= 0:
+        seen = f"{asked} need {-plan.left / GIB:.1f} GiB more than a {gpu} has"
+    else:
+        seen = f"{asked} leave {plan.tokens} tokens of KV cache on a {gpu}, {plan.needed_tokens} are needed"
+    alone = plan_memory(replace(plan.ask, running=1, budget=1)).left > 0
+    if alone and trees and budget < plan.ask.budget:
+        seen += f"; the largest budget that fits is {budget}"
+    yield finding("memory-short" if plan.left <= 0 else "memory-tight", target, seen, budget=budget)

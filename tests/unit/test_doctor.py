@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doctorhosts import (
+    CACHE,
+    DRAFTER,
+    MODEL,
+    VENV,
+    answer,
+    gpus,
+    healthy,
+    host,
+    settings,
+    smi,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtree_ops.doctor import CHECKS, Finding, Level, examine, parse_machine
+from ddtree_ops.doctor import models as model_checks
+from ddtree_ops.doctor.page import page
+from ddtree_ops.model import Mode, Settings
+
+Change = Callable[[dict[str, Any]], Any]
+PROVEN = {
+    "architecture": "Qwen3_5ForCausalLM",
+    "backend": "triton",
+    "compute_capability": "12.0",
+    "max_budget": 64,
+    "passed": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the suite had passed on this host's GPUs, so that a healthy host has no finding at all."""
+    monkeypatch.setattr(model_checks, "read_proofs", lambda: (PROVEN,))
+
+
+def found(raw: Any, *instances: Settings, now: float | None = None, **spec: Any) -> list[Finding]:
+    return examine(host(**spec), instances or (settings(),), parse_machine(raw), now)
+
+
+def changed(change: Change) -> dict[str, Any]:
+    raw = healthy()
+    change(raw)
+    return raw
+
+
+def test_a_healthy_host_has_no_finding() -> None:
+    assert found(healthy()) == []
+
+
+SIMPLE: list[tuple[str, str, Change]] = [
+    ("systemd-absent", "not the init", lambda r: r["host"].update(systemd_runs=False)),
+    ("systemd-absent", "not the init", lambda r: r["host"].update(systemd=answer("", 127))),
+    ("systemd-old", "systemd 237", lambda r: r["host"].update(systemd=answer("systemd 237\n+PAM\n"))),
+    ("root-unwritable", "read-only", lambda r: r["host"]["root_state"].update(read_only=True)),
+    ("root-unwritable", "no permission", lambda r: r["host"]["root_state"].update(writable=False)),
+    ("disk-low", "100 MiB free", lambda r: r["disk"].update(free=100 << 20)),
+    ("inodes-low", "900 inodes", lambda r: r["disk"].update(inodes_free=900)),
+    ("clock-free", "NTPSynchronized=no", lambda r: r.update(clock=answer("NTP=no\nNTPSynchronized=no\n"))),
+    ("venv-absent", "no bin/python", lambda r: r["venvs"][VENV].update(runs=False)),
+    ("sglang-absent", "no sglang", lambda r: r["venvs"][VENV]["dists"].pop("sglang")),
+    ("sglang-other", "SGLang 0.5.16", lambda r: r["venvs"][VENV]["dists"].update(sglang=["0.5.16"])),
+    ("torch-cpu", "2.11.0+cpu", lambda r: r["venvs"][VENV].update(torch_version="__version__ = '2.11.0+cpu'\n")),
+    ("torch-absent", "no torch", lambda r: r["venvs"][VENV].update(torch_version="", dists={"sglang": ["0.5.17"]})),
+    ("nvcc-absent", "no nvcc", lambda r: (r["tools"].update(nvcc=None), r.update(nvcc=None))),
+    ("nvcc-other", "CUDA 12.8, torch of 13.0", lambda r: r.update(nvcc=answer("release 12.8, V12.8.93"))),
+    ("ninja-absent", "no ninja", lambda r: r["venvs"][VENV].update(ninja=False)),
+    ("compiler-absent", "neither", lambda r: r["tools"].update({"g++": None})),
+    ("cache-volatile", "tmpfs", lambda r: r["caches"][CACHE].update(type="tmpfs")),
+    ("gpu-persistence", "off on GPU 0, 1", lambda r: r.update(gpus=gpus(smi("mixed.csv")))),
+    ("model-absent", f"there is no {MODEL}", lambda r: r["models"][MODEL].update(exists=False, config="", weights={})),
+    ("model-unreadable", "cannot read", lambda r: r["models"][MODEL].update(readable=False)),
+    ("model-incomplete", "1 files", lambda r: r["models"][MODEL]["files"].popitem()),
+    ("model-config", "is not a model configuration", lambda r: r["models"][MODEL].update(config="{")),
+    ("model-config", f"{DRAFTER}/config.json", lambda r: r["models"][DRAFTER].update(config="[]")),
+]
+
+
+@pytest.mark.parametrize(("id", "seen", "change"), SIMPLE, ids=[f"{i}-{id}" for i, (id, _, _) in enumerate(SIMPLE)])
+def test_what_is_wrong_is_named(id: str, seen: str, change: Change) -> None:
+    results = {f.check.id: f for f in found(changed(change))}
+    assert id in results
+    assert seen in results[id].seen
+
+
+def test_clock_skew_is_measured_against_this_machine() -> None:
+    assert [f.check.id for f in found(healthy(), now=1_800_000_042.0)] == ["clock-skew"]
+    assert found(healthy(), now=1_800_000_002.0) == []
+
+
+# -- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def with_gpus(csv: str, **more: Any) -> dict[str, Any]:
+    return changed(lambda r: r.update(gpus=gpus(csv, **more)))
+
+
+def ids(results: list[Finding]) -> list[str]:
+    return [f.check.id for f in results]
+
+
+@pytest.mark.parametrize(
+    ("text", "rc", "err", "said"),
+    [
+        (smi("no-driver.txt"), 9, "", "couldn't communicate with the NVIDIA driver"),
+        (smi("mismatch.txt"), 18, "", "Driver/library version mismatch"),
+        (smi("handle-only.txt"), 255, "", "Unable to determine the device handle"),
+        ("", 127, "nvidia-smi: not found", "nvidia-smi is not installed"),
+        ("", 124, "nvidia-smi: no answer within 4 s", "gives no answer"),
+        ("No devices were found\n", 6, "", "No devices were found"),
+        ("", 0, "", "there is no GPU"),
+    ],
+)
+def test_no_gpu_can_be_listed(text: str, rc: int, err: str, said: str) -> None:
+    results = found(with_gpus(text, rc=rc, err=err, on_bus=8))
+    assert ids(results) == ["gpu-driver"]
+    assert said in results[0].seen
+
+
+def test_a_host_without_gpus_needs_none() -> None:
+    assert found(with_gpus("", rc=127, on_bus=0), settings(gpus=()), gpus=0) == []
+
+
+def test_h200() -> None:
+    """The pair runs; trees are not proven on 9.0; its driver is too old for CUDA 13."""
+    results = found(with_gpus(smi("h200.csv")))
+    assert ids(results) == ["driver-old", "unproven"]
+    assert "needs 580.65 or newer" in results[0].seen
+    assert "NVIDIA H200 (compute capability 9.0)" in results[1].seen
+
+
+def test_a_gpu_that_requires_reset() -> None:
+    results = found(with_gpus(smi("requires-reset.csv")), settings(gpus=(6,)), settings(instance="other", port=30002))
+    sick = [f for f in results if f.check.id == "gpu-sick"]
+    assert [f.target for f in sick] == ["ct200:tree"], "the other instance's GPU is fine"
+    assert "GPU requires reset" in sick[0].seen
+    assert sick[0].repair == "nvidia-smi -i 6 -pm 0 && nvidia-smi -i 6 -r"
+
+
+def test_a_gpu_that_fell_off_the_bus() -> None:
+    log = (
+        "2026-11-29T23:00:01+00:00 ct200 kernel: NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', GPU has fallen off\n"
+        "2026-11-29T23:00:02+00:00 ct200 kernel: NVRM: The NVIDIA GPU 0000:c1:00.0\n"
+        "                                 NVRM: fallen off the bus and is not responding to commands.\n"
+        "2026-11-29T23:00:05+00:00 ct200 kernel: NVRM: Xid (PCI:0000:21:00): 31, pid=812, name=python\n"
+    )
+    raw = with_gpus(smi("handle.csv"), on_bus=8)
+    raw["kernel_log"] = answer(log)
+    results = found(raw)
+    assert ids(results) == ["gpu-lost", "gpu-xid", "gpu-xid"]
+    assert results[0].seen.startswith("7 of 8 answer: Unable to determine the device handle for GPU0000:C1:00.0")
+    assert [f.seen for f in results[1:]] == ["Xid 79 of the GPU at c1:00", "Xid 31 of GPU 1 at 21:00"]
+
+
+def test_mig() -> None:
+    results = found(with_gpus(smi("mig.csv")), settings(gpus=(1,)))
+    assert "gpu-mig" in ids(results)
+    assert "gpu-mig" not in ids(found(with_gpus(smi("mig.csv")), settings(gpus=(0,))))
+
+
+def test_gpus_of_different_kinds() -> None:
+    results = found(with_gpus(smi("mixed.csv")), settings(gpus=(0, 1), mode=Mode.LINEAR))
+    assert "gpu-mixed" in ids(results)
+    assert "gpu-mixed" not in ids(found(with_gpus(smi("mixed.csv")), settings(gpus=(0,), mode=Mode.LINEAR)))
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    results = found(healthy(), settings(gpus=(7, 8)))
+    assert "no GPU 8; 8 answer" in {f.seen for f in results}
+
+
+def test_uncorrected_errors() -> None:
+    results = found(with_gpus(smi("rtx-pro-6000-x8.csv").replace("Enabled, 0, 33", "Enabled, 3, 33")))
+    assert [f.seen for f in results] == [
+        "GPU 2 (NVIDIA RTX PRO 6000 Blackwell Server Edition): 3 since the driver was loaded"
+    ]
+
+
+def busy(unit: str, cgroup: str) -> dict[str, Any]:
+    uuid = smi("rtx-pro-6000-x8.csv").split(", ")[1]
+    owner = {"pid": 812, "argv": ["/opt/x/bin/python3", "-m", "vllm"], "unit": unit, "uid": 1000, "cgroup": cgroup}
+    return with_gpus(
+        smi("rtx-pro-6000-x8.csv"),
+        apps=answer(f"{uuid}, 812, /opt/x/bin/python3, 61440\n{uuid}, 4711, [Not Found], [N/A]\n"),
+        owners={"812": owner},
+    )
+
+
+def test_a_gpu_that_somebody_else_uses() -> None:
+    results = found(busy("user@1000.service", "0::/user.slice/user-1000.slice/user@1000.service/app.slice\n"))
+    assert ids(results) == ["gpu-busy", "gpu-busy"]
+    assert results[0].seen == "GPU 0: python3 (pid 812, uid 1000) of user@1000.service, 61440 MiB"
+    assert results[0].repair == "ps -fp 812"
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "0::/system.slice/docker-3f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a9012.scope\n",
+        "12:devices:/docker/3f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a9012\n",
+        "0::/kubepods/besteffort/pod1/3f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a9012\n",
+    ],
+)
+def test_a_container_is_named(cgroup: str) -> None:
+    assert "in container 3f4e5d6c7b8a" in found(busy("", cgroup))[0].seen
+
+
+def test_our_own_server_is_not_somebody_else() -> None:
+    raw = busy("sglang-ddtree-tree.service", "0::/system.slice/sglang-ddtree-tree.service\n")
+    raw["gpus"]["apps"] = answer(raw["gpus"]["apps"]["out"].splitlines()[0] + "\n")
+    raw["listeners"] = [{"port": 30001, "processes": [{"pid": 812, "unit": "sglang-ddtree-tree.service"}]}]
+    assert found(raw) == []
+
+
+# -- ports, containers ------------------------------------------------------------------------------------------------
+
+
+def test_port_of_another_process() -> None:
+    raw = healthy()
+    raw["listeners"] = [
+        {"port": 30001, "processes": [{"pid": 7, "argv": ["/usr/sbin/nginx"], "unit": "nginx.service"}]}
+    ]
+    results = found(raw)
+    assert [f.seen for f in results] == ["nginx (pid 7) of nginx.service listens on 30001"]
+    raw["listeners"] = [{"port": 30001, "processes": []}]
+    assert ids(found(raw)) == ["port-taken"], "an owner that we may not see is still an owner"
+
+
+def test_port_inside_the_range_for_outgoing_connections() -> None:
+    raw = healthy()
+    assert ids(found(raw, settings(port=40000))) == ["port-ephemeral"]
+    raw["reserved_ports"] = "8080,39999-40001\n"
+    assert found(raw, settings(port=40000)) == []
+
+
+def test_gpu_containers_at_risk() -> None:
+    raw = healthy()
+    lines = (
+        '"3f4e" "/vllm" [{"Driver":"","Count":-1,"Capabilities":[["gpu"]]}] "runc"\n'
+        '"77aa" "/web" null "runc"\n'
+        '"88bb" "/old" null "nvidia"\n'
+    )
+    raw["containers"] = {"ps": answer("3f4e\n"), "inspect": answer(lines), "driver": answer("systemd\n")}
+    results = found(raw)
+    assert [f.seen for f in results] == ["vllm, old under docker's systemd cgroup driver"]
+    raw["containers"]["driver"] = answer("cgroupfs\n")
+    assert found(raw) == []
+
+
+# -- pair, backends, memory -------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_of_another_model() -> None:
+    raw = healthy()
+    drafter = json.loads(raw["models"][DRAFTER]["config"]) | {"hidden_size": 4096, "dtype": "float32"}
+    raw["models"][DRAFTER]["config"] = json.dumps(drafter)
+    assert ids(found(raw)) == ["pair", "pair-odd"]
+    assert found(raw, settings(mode=Mode.AR, drafter=None)) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "mode", "said"),
+    [
+        (("--attention-backend", "fa3"), Mode.LINEAR, "FA3 runs on compute capability 8.x and 9.x"),
+        (("--attention-backend=trtllm_mha",), Mode.TREE, "verifies chains only"),
+        (("--attention-backend", "trtllm_mha"), Mode.LINEAR, "prefills on compute capability 10.x only"),
+        (("--attention-backend", "flashinfer"), Mode.TREE, "proven on triton, not on flashinfer"),
+        (("--page-size", "16"), Mode.TREE, "set --page-size 1"),
+        (("--enable-dp-attention",), Mode.LINEAR, "drop --enable-dp-attention"),
+        (("--mamba-radix-cache-strategy", "extra_buffer_lazy"), Mode.LINEAR, "extra_buffer"),
+        (("--linear-attn-backend", "flashinfer"), Mode.TREE, "set --linear-attn-backend triton"),
+        (("--linear-attn-backend", "flashinfer"), Mode.AR, "needs --mamba-ssm-dtype bfloat16"),
+    ],
+)
+def test_flags_that_cannot_work(extra: tuple[str, ...], mode: Mode, said: str) -> None:
+    results = found(healthy(), settings(extra_args=extra, mode=mode))
+    assert "backend" in ids(results)
+    assert any(said in f.seen for f in results)
+
+
+@pytest.mark.parametrize(
+    ("extra", "mode"),
+    [
+        (("--attention-backend", "triton"), Mode.TREE),
+        (("--page-size", "16"), Mode.LINEAR),
+        (("--page-size", "1"), Mode.TREE),
+        (("--mamba-radix-cache-strategy", "extra_buffer_lazy"), Mode.AR),
+        (("--kv-cache-dtype", "nvfp4"), Mode.AR),
+    ],
+)
+def test_flags_that_work(extra: tuple[str, ...], mode: Mode) -> None:
+    assert found(healthy(), settings(extra_args=extra, mode=mode)) == []
+
+
+def test_unproven_trees() -> None:
+    results = found(healthy(), settings(budget=65, max_running_requests=1))
+    assert ids(results) == ["unproven"]
+    assert "admitted by the instance's settings" in found(
+        healthy(), settings(budget=65, max_running_requests=1, allow_hybrid_unsafe=True, unsafe_reason="a trial")
+    )[0].seen  # fmt: skip
+
+
+def test_a_tree_that_does_not_fit() -> None:
+    results = found(healthy(), settings(budget=64, max_running_requests=8, extra_args=("--disable-radix-cache",)))
+    assert ids(results) == ["memory-short"]
+    assert "8 requests with budget 64 need" in results[0].seen
+    assert results[0].seen.endswith("the largest budget that fits is 17")
+    assert results[0].repair == "ddtree-ops deploy ct200:tree --budget 17"
+
+
+def test_a_cache_that_is_too_small() -> None:
+    results = found(healthy(), settings(budget=16, max_running_requests=8, context_length=262144))
+    assert ids(results)[0] in ("memory-tight", "memory-short")
+
+
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+def leaves(value: Any) -> list[tuple[Any, Any]]:
+    """Every place in a raw answer where something could be missing or broken."""
+    places: list[tuple[Any, Any]] = []
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []:
+        places += [(value, key), *leaves(value[key])]
+    return places
+
+
+@given(st.data())
+def test_a_broken_answer_is_never_an_error(data: st.DataObject) -> None:
+    """Cut any text, or put anything in place of any part: facts become unknown, nothing raises."""
+    raw = busy("", "")
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(leaves(raw)))
+        value = container[key]
+        if isinstance(value, str) and data.draw(st.booleans()):
+            container[key] = value[: data.draw(st.integers(0, len(value)))]
+        else:
+            container[key] = data.draw(st.sampled_from([None, "", 0, [], {}, "x", [1], {"x": 1}, True]))
+    examine(host(), [settings()], parse_machine(raw), now=0.0)
+
+
+@pytest.mark.parametrize("raw", [None, {}, [], "x", {"gpus": {"error": "OSError: no"}}])
+def test_an_answer_that_says_nothing(raw: Any) -> None:
+    examine(host(), [settings()], parse_machine(raw))
+
+
+def test_red_comes_first_and_every_repair_is_filled_in() -> None:
+    raw = busy("", "")
+    raw["disk"].update(free=0, inodes_free=1)
+    results = found(raw)
+    levels = [f.check.level for f in results]
+    assert levels == sorted(levels, key=lambda level: level is Level.YELLOW)
+    assert all("{" not in f.repair for f in results)
+    assert results[0].refuses
+    assert not results[-1].refuses
+
+
+def test_the_page_is_what_the_program_says() -> None:
+    text = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
+    assert text == page(), "run: python -m ddtree_ops.doctor.page > docs/doctor.md"
+    assert all(f"`{id}`" in text for id in CHECKS)
+
+
+def test_every_check_can_be_found() -> None:
+    """Each entry of the catalogue is made by some line of the checks; none is only text."""
+    folder = Path(__file__).parents[2] / "ddtree_ops/doctor"
+    source = (folder / "checks.py").read_text() + (folder / "models.py").read_text()
+    assert [id for id in CHECKS if f'"{id}"' not in source] == []
