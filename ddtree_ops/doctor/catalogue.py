@@ -99,7 +99,7 @@ _TABLE = (
     Check("model-absent", RED, "a model folder is missing", "the server loads from it", "ls -ld {path}"),
     Check("model-unreadable", RED, "the service's user cannot read a model", "the server stops at start",
           "namei -l {path}/config.json"),
-    Check("model-incomplete", RED, "files of a model are missing", "loading stops when it comes to them",
+    Check("model-incomplete", RED, "files of a model are missing or cut short", "loading stops when it comes to them",
           "ls {path}"),
     Check("model-config", RED, "a model's configuration cannot be used", "shapes, memory and the pair are judged by "
           "it", "cat {path}/config.json"),
@@ -108,9 +108,9 @@ _TABLE = (
     Check("pair-odd", YELLOW, "target and drafter differ in something", "accept length or speed may suffer",
           "ddtree-ops doctor {host}"),
     Check("memory-short", RED, "the model does not fit into the GPU", "the server stops after loading the weights",
-          "ddtree-ops deploy {target} --budget {budget}"),
-    Check("memory-tight", YELLOW, "the KV cache is smaller than what was asked for", "requests wait or are cut though "
-          "the settings promise otherwise", "ddtree-ops deploy {target} --budget {budget}"),
+          "ddtree-ops deploy {target} {option}"),
+    Check("memory-tight", YELLOW, "fewer requests fit than were asked for", "SGLang starts and "
+          "serves fewer at a time, though the settings promise otherwise", "ddtree-ops deploy {target} {option}"),
     # -- neighbours
     Check("gpu-containers", YELLOW, "GPU containers depend on systemd's device rules", "a daemon-reload, which a "
           "deploy that changes the unit needs, can take their GPUs away", "docker ps"),

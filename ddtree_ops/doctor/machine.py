@@ -55,14 +55,19 @@ def parse_machine(raw: Any) -> Machine:
         gpus=parse_gpus(value.get("gpus"), value.get("kernel_log")),
         nvcc=parse_nvcc(Answer.of(value.get("nvcc")).out),
         tools={str(k): v if isinstance(v, str) else None for k, v in mapping(value.get("tools")).items()},
-        venvs={str(path): parse_venv(found) for path, found in mapping(value.get("venvs")).items()},
-        models={str(path): parse_model_folder(found) for path, found in mapping(value.get("models")).items()},
-        caches={str(path): _cache(found) for path, found in mapping(value.get("caches")).items()},
+        venvs={path: parse_venv(found) for path, found in _by_path(value.get("venvs"))},
+        models={path: parse_model_folder(found) for path, found in _by_path(value.get("models"))},
+        caches={path: _cache(found) for path, found in _by_path(value.get("caches"))},
         listening=_listening(value.get("listeners")),
         port_range=parse_port_range(str(value.get("port_range") or "")),
         reserved=parse_reserved(str(value.get("reserved_ports") or "")),
         containers=parse_containers(value.get("containers")),
     )
+
+
+def _by_path(raw: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """(path, answer) of the paths that there is an answer about."""
+    return [(str(path), found) for path, found in mapping(raw).items() if isinstance(found, Mapping)]
 
 
 def _unwritable(state: Mapping[str, Any]) -> str:

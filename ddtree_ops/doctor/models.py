@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ddtree_ops.backends import Case, is_proven, parse_capability, parse_flags, read_proofs, refusals
 from ddtree_ops.doctor.catalogue import Finding, finding
@@ -12,7 +11,7 @@ from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.folders import ModelFolder
 from ddtree_ops.model import HostSpec, Mode, Settings
 from ddtree_ops.pair import prove_pair
-from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, plan_memory
+from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.shapes import DrafterShape, ModelShape, parse_drafter, parse_model
 
@@ -90,6 +89,9 @@ def _folder(target: str, path: str, settings: Settings, folder: ModelFolder) -> 
     elif folder.missing:
         seen = f"{len(folder.missing)} files that {path} lists are missing, {folder.missing[0]} first"
         yield finding("model-incomplete", target, seen, path=path)
+    elif folder.damaged:
+        seen = f"{', '.join(folder.damaged)} in {path}: cut short, or no header"
+        yield finding("model-incomplete", target, seen, path=path)
 
 
 def _backends(target: str, settings: Settings, machine: Machine, model: ModelShape | None) -> Iterator[Finding]:
@@ -106,17 +108,16 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
 
 
 def _memory(target: str, plan: MemoryPlan) -> Iterator[Finding]:
+    """Red if not one request fits; else SGLang starts and quietly serves fewer than were asked for."""
     if plan.fits:
         return
-    trees = plan.ask.mode is Mode.TREE
-    budget = max(1, largest_budget(plan.ask)) if trees else plan.ask.budget
-    gpu = f"{plan.ask.gpu_bytes / GIB:.0f} GiB GPU"
-    asked = f"{plan.ask.running} requests" + (f" with budget {plan.ask.budget}" if trees else "")
-    if plan.left <= 0:
-        seen = f"{asked} need {-plan.left / GIB:.1f} GiB more than a {gpu} has"
-    else:
-        seen = f"{asked} leave {plan.tokens} tokens of KV cache on a {gpu}, {plan.needed_tokens} are needed"
-    alone = plan_memory(replace(plan.ask, running=1, budget=1)).left > 0
-    if alone and trees and budget < plan.ask.budget:
-        seen += f"; the largest budget that fits is {budget}"
-    yield finding("memory-short" if plan.left <= 0 else "memory-tight", target, seen, budget=budget)
+    ask, gpu = plan.ask, f"{plan.ask.gpu_bytes / GIB:.0f} GiB GPU"
+    trees = ask.mode is Mode.TREE
+    asked = f"{ask.running} requests of {ask.context} tokens" + (f" with budget {ask.budget}" if trees else "")
+    running, budget = largest_running(ask, ask.running), largest_budget(ask, ask.budget) if trees else 0
+    short = f"need {-plan.left / GIB:.1f} GiB more than a {gpu} has" if plan.left <= 0 else f"are too much for a {gpu}"
+    fits = [f"{running} of them"] if running else []
+    fits += [f"budget {budget}"] if budget else []
+    seen = f"{asked} {short}; {' or '.join(fits) or 'not even one'} would fit"
+    option = f"--budget {budget}" if budget else "--mode ar"
+    yield finding("memory-tight" if running else "memory-short", target, seen, option=option)

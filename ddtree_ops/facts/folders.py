@@ -22,6 +22,7 @@ class ModelFolder:
     readable: bool = False
     config: str = ""
     missing: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
     files: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
 
@@ -45,7 +46,8 @@ def parse_model_folder(raw: Any) -> ModelFolder:
         exists=bool(found.get("exists")),
         readable=bool(found.get("readable")),
         config=str(found.get("config") or ""),
-        missing=tuple(str(name) for name in listing(found.get("index")) if name not in files),
+        missing=tuple(str(name) for name in listing(found.get("index")) if str(name) not in files),
+        damaged=tuple(str(name) for name in listing(found.get("damaged"))),
         files=len(files),
         parts=parts,
     )

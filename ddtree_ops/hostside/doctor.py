@@ -129,13 +129,16 @@ def model(path: str, user: str | None) -> dict[str, Any]:
     """A model folder: its configuration, its weights by the headers of their files, whether ``user`` can read it."""
     names = sorted(os.listdir(path)) if os.path.isdir(path) else []
     weights = [name for name in names if name.endswith(".safetensors")]
+    total: dict[str, dict[str, int]] = {}
+    whole = {name: tensors(os.path.join(path, name), total) for name in weights}
     return {
         "exists": os.path.isdir(path),
         "readable": may_read(os.path.join(path, "config.json"), user) if names else False,
         "config": procs.text(os.path.join(path, "config.json")),
         "index": sorted(set((index(path).get("weight_map") or {}).values())),
         "files": {name: os.path.getsize(os.path.join(path, name)) for name in weights},
-        "weights": tensors([os.path.join(path, name) for name in weights]),
+        "weights": total,
+        "damaged": sorted(name for name in weights if not whole[name]),
     }
 
 
@@ -147,20 +150,25 @@ def index(path: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def tensors(paths: list[str]) -> dict[str, dict[str, int]]:
-    """Bytes of weights by the first parts of their names, then by dtype: ``{"model.layers": {"BF16": 123}}``."""
-    total: dict[str, dict[str, int]] = {}
-    for path in paths:
-        with open(path, "rb") as src:
-            head = src.read(8)
-            size = struct.unpack("<Q", head)[0] if len(head) == 8 else HEADER_LIMIT
-            header = json.loads(src.read(size).decode("utf-8")) if size < HEADER_LIMIT else {}
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                part = total.setdefault(".".join(name.split(".")[:2]), {})
-                part[entry["dtype"]] = part.get(entry["dtype"], 0) + end - begin
-    return total
+def tensors(path: str, total: dict[str, dict[str, int]]) -> bool:
+    """Add the bytes of a file's weights, by the first parts of their names and by dtype; whether the file is whole."""
+    with open(path, "rb") as src:
+        head = src.read(8)
+        length = struct.unpack("<Q", head)[0] if len(head) == 8 else HEADER_LIMIT
+        try:
+            header = json.loads(src.read(length).decode("utf-8")) if length < HEADER_LIMIT else None
+        except ValueError:
+            header = None
+    if not isinstance(header, dict):
+        return False
+    last = 0
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            part = total.setdefault(".".join(name.split(".")[:2]), {})
+            part[entry["dtype"]] = part.get(entry["dtype"], 0) + end - begin
+            last = max(last, end)
+    return os.path.getsize(path) >= 8 + length + last
 
 
 def may_read(path: str, user: str | None) -> bool:

@@ -53,9 +53,7 @@ def run(ctx: Context, args: dict[str, Any], work: list[tuple[int, int]], concurr
     return replies
 
 
-def client(
-    args: dict[str, Any], waiting: queue.SimpleQueue[tuple[int, int]], replies: list[dict[str, Any]]
-) -> None:
+def client(args: dict[str, Any], waiting: queue.SimpleQueue[tuple[int, int]], replies: list[dict[str, Any]]) -> None:
     """One client: takes work until there is none, on one connection."""
     connection = observe.connect(args, float(args.get("timeout_s", 300.0)))
     try:

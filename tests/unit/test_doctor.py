@@ -79,6 +79,7 @@ SIMPLE: list[tuple[str, str, Change]] = [
     ("model-absent", f"there is no {MODEL}", lambda r: r["models"][MODEL].update(exists=False, config="", weights={})),
     ("model-unreadable", "cannot read", lambda r: r["models"][MODEL].update(readable=False)),
     ("model-incomplete", "1 files", lambda r: r["models"][MODEL]["files"].popitem()),
+    ("model-incomplete", "x.safetensors in", lambda r: r["models"][MODEL].update(damaged=["x.safetensors"])),
     ("model-config", "is not a model configuration", lambda r: r["models"][MODEL].update(config="{")),
     ("model-config", f"{DRAFTER}/config.json", lambda r: r["models"][DRAFTER].update(config="[]")),
 ]
@@ -308,17 +309,26 @@ def test_unproven_trees() -> None:
     )[0].seen  # fmt: skip
 
 
-def test_a_tree_that_does_not_fit() -> None:
+def test_a_tree_of_which_fewer_fit() -> None:
     results = found(healthy(), settings(budget=64, max_running_requests=8, extra_args=("--disable-radix-cache",)))
-    assert ids(results) == ["memory-short"]
-    assert "8 requests with budget 64 need" in results[0].seen
-    assert results[0].seen.endswith("the largest budget that fits is 17")
+    assert ids(results) == ["memory-tight"]
+    assert results[0].seen.startswith("8 requests of 32768 tokens with budget 64 need ")
+    assert results[0].seen.endswith("GiB more than a 96 GiB GPU has; 1 of them or budget 17 would fit")
     assert results[0].repair == "ddtree-ops deploy ct200:tree --budget 17"
 
 
-def test_a_cache_that_is_too_small() -> None:
+def test_a_context_that_is_too_long_for_the_rest() -> None:
     results = found(healthy(), settings(budget=16, max_running_requests=8, context_length=262144))
-    assert ids(results)[0] in ("memory-tight", "memory-short")
+    assert ids(results) == ["memory-tight"]
+    assert "are too much for a" in results[0].seen or "more than a" in results[0].seen
+
+
+def test_a_model_that_does_not_fit_at_all() -> None:
+    raw = healthy()
+    raw["models"][MODEL]["weights"]["model.layers"]["BF16"] = int(100e9)
+    results = found(raw)
+    assert ids(results) == ["memory-short"]
+    assert "not even one would fit" in results[0].seen
 
 
 # -- the whole --------------------------------------------------------------------------------------------------------

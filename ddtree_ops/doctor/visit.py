@@ -1,0 +1,86 @@
+"""One visit: ask a host everything in one round trip, read it, judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ddtree_ops.clock import Clock
+from ddtree_ops.doctor.catalogue import Finding
+from ddtree_ops.doctor.checks import examine
+from ddtree_ops.doctor.machine import Machine, parse_machine
+from ddtree_ops.doctor.models import memory_plan, shapes
+from ddtree_ops.errors import RefusedError
+from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.pair import Proof, prove_pair
+from ddtree_ops.planner import MemoryPlan
+from ddtree_ops.render.environment import server_environment
+
+DEADLINE_S = 20.0
+
+
+class Caller(Protocol):
+    """What is needed of ``connection.Connection``."""
+
+    @property
+    def host(self) -> HostSpec: ...
+
+    def call(self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What was seen on one host and what is wrong with it."""
+
+    host: HostSpec
+    settings: tuple[Settings, ...]
+    machine: Machine
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def refuses(self) -> bool:
+        return any(finding.refuses for finding in self.findings)
+
+    @property
+    def plans(self) -> dict[str, MemoryPlan]:
+        """The memory of each instance whose weights and GPU are known."""
+        found = {each.instance: memory_plan(each, self.machine) for each in self.settings}
+        return {name: plan for name, plan in found.items() if plan is not None}
+
+    @property
+    def proofs(self) -> dict[str, Proof]:
+        """What was compared of target and drafter, for each instance that has both."""
+        found = {}
+        for each in self.settings:
+            try:
+                model, drafter = shapes(each, self.machine)
+            except RefusedError:
+                continue
+            if model is not None and drafter is not None:
+                found[each.instance] = prove_pair(model, drafter)
+        return found
+
+
+def visit(caller: Caller, settings: Sequence[Settings], clock: Clock) -> Visit:
+    """Look at a host; changes nothing."""
+    before, began = clock.time(), clock.monotonic()
+    raw = caller.call("doctor", questions(caller.host, settings), deadline_s=DEADLINE_S)
+    seconds = clock.monotonic() - began
+    machine = parse_machine(raw)
+    found = examine(caller.host, settings, machine, now=before + seconds / 2)
+    return Visit(caller.host, tuple(settings), machine, tuple(found), seconds)
+
+
+def questions(host: HostSpec, settings: Sequence[Settings]) -> dict[str, Any]:
+    """What to ask of this host for these instances."""
+    models = {path: each.user for each in settings for path in (each.model, each.drafter) if path}
+    first = next(iter(settings), None)
+    return {
+        "ports": sorted({each.port for each in settings}),
+        "venvs": sorted({each.venv for each in settings}),
+        "models": models,
+        "caches": ["/var/cache"] if host.scope == "system" else [],
+        "path": server_environment(first, engine_dir="")["PATH"] if first else None,
+    }
