@@ -39,6 +39,7 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "load": ("load", False),
     "baseline": ("load", False),
     "keep_baseline": ("load", True),
+    "put_secrets": ("secrets", True),
 }
 
 

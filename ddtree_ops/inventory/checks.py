@@ -72,6 +72,15 @@ def settings_problems(settings: Settings) -> list[Problem]:
         for name in settings.env
         if name in OWNED_VARIABLES
     ]
+    if "--config" in settings.extra_args and any(name in SERVER_SECRETS for name in settings.secrets):
+        problems.append(
+            Problem(
+                "extra_args",
+                "extra_args gives --config, and so does the server's key",
+                "SGLang takes one configuration file",
+                "write the file's flags into extra_args",
+            )
+        )
     texts = {"model": settings.model, "drafter": settings.drafter or "", "bind": settings.bind}
     texts |= {"served_model_name": settings.served_model_name or ""}
     texts |= {f"env.{name}": value for name, value in settings.env.items()}

@@ -31,6 +31,7 @@ HOST_KEYS = (*(key for key in HostSpec.model_fields if key not in _MADE), "defau
 HOST_DEFAULT_KEYS = (*(key for key in HOST_KEYS if key not in _OF_ONE_HOST), "user")
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_ROOT = re.compile(r"/[A-Za-z0-9._/+@,-]*")
 RESERVED = ("all",)
 
 Table = Mapping[str, Any]
@@ -202,11 +203,10 @@ class _Reader:
                     f"name one of {', '.join(tables) or 'its instances (it has none)'}",
                 ),
             )
-        if not host.root.startswith("/"):
-            self._problem(
-                at,
-                Problem("root", f"root {host.root!r} is not an absolute path", "", 'use a path such as "/opt/ddtree"'),
-            )
+        if not _ROOT.fullmatch(host.root):
+            found = f"root {host.root!r} is not an absolute path of plain characters"
+            why = "it is part of units and of PYTHONPATH, where blanks, colons and the like end a word"
+            self._problem(at, Problem("root", found, why, 'use a path such as "/opt/ddtree"'))
 
     def _expand_paths(self, fields: dict[str, Any], local: bool) -> None:
         """``~`` in files of this machine; in ``root`` only when the host is this machine, whose home is known here."""

@@ -12,8 +12,11 @@ from ddtree_ops.model import Settings
 ALGORITHM = "DDTREE"
 
 
-def server_argv(settings: Settings, release: str) -> list[str]:
-    """The whole command line, program first. ``release`` comes back in ``/model_info`` as the weight version."""
+def server_argv(settings: Settings, release: str, config: str | None = None) -> list[str]:
+    """The whole command line, program first. ``release`` comes back in ``/model_info`` as the weight version.
+
+    ``config`` is the file that holds the server's keys; the keys themselves are in no argument.
+    """
     return [
         f"{settings.venv}/bin/python",
         "-m",
@@ -21,6 +24,7 @@ def server_argv(settings: Settings, release: str) -> list[str]:
         *_server(settings, release),
         *_limits(settings),
         *_speculation(settings),
+        *(("--config", config) if config is not None else ()),
         *settings.extra_args,
     ]
 

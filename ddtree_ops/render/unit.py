@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from ddtree_ops.data import data_dir
 from ddtree_ops.errors import InventoryError
+from ddtree_ops.inventory.checks import SERVER_SECRETS
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.render.environment import cache_folders, server_environment
 from ddtree_ops.render.quote import quote_arg, quote_env
+from ddtree_ops.secret import CONFIG_FILE, ENVIRONMENT_FILE
 
 TEMPLATE = "sglang-ddtree.service.j2"
 RELEASE_PLACEHOLDER = "0" * 16
@@ -49,6 +52,7 @@ def render_unit(
     template: Path | None = None,
 ) -> str:
     """The unit's text. ``systemd_version`` is the host's: what it does not know it would ignore without a word."""
+    secrets = secret_files(settings, root, scope)
     source = template or data_dir("templates") / TEMPLATE
     variables = {
         "settings": settings,
@@ -57,7 +61,8 @@ def render_unit(
         "engine_dir": engine_dir,
         "root": root,
         "scope": scope,
-        "command_lines": _lines(server_argv(settings, release)),
+        "command_lines": _lines(server_argv(settings, release, secrets.config)),
+        "secrets": secrets,
         "environment": server_environment(settings, engine_dir=engine_dir),
         "cache": f"sglang-ddtree/{settings.instance}",
         "cache_folders": cache_folders(settings),
@@ -69,6 +74,32 @@ def render_unit(
         "restart_steps": systemd_version >= RESTART_STEPS_SINCE,
     }
     return _render(source, variables)
+
+
+@dataclass(frozen=True)
+class SecretFiles:
+    """Where the unit finds the instance's secrets; None for what it has none of.
+
+    config: the path the server reads its keys from.  credential: what systemd loads for it.  environment: variables.
+    """
+
+    config: str | None = None
+    credential: str | None = None
+    environment: str | None = None
+
+
+def secret_files(settings: Settings, root: str, scope: str) -> SecretFiles:
+    """A system service runs as its own user: systemd reads the file and shows the server a copy only it can read."""
+    folder = f"{root}/instances/{settings.instance}/secrets"
+    keys = any(name in SERVER_SECRETS for name in settings.secrets)
+    variables = any(name not in SERVER_SECRETS for name in settings.secrets)
+    stored = f"{folder}/{CONFIG_FILE}" if keys else None
+    loaded = f"/run/credentials/{unit_name(settings.instance)}/{CONFIG_FILE}"
+    return SecretFiles(
+        config=loaded if stored and scope == "system" else stored,
+        credential=stored if scope == "system" else None,
+        environment=f"{folder}/{ENVIRONMENT_FILE}" if variables else None,
+    )
 
 
 def _lines(argv: list[str]) -> list[list[str]]:

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     if sglang is None:
         sys.stderr.write("ModuleNotFoundError: No module named 'sglang'\n")
         return 1
-    args = flags.build_parser(sglang, flags.package_dir("sglang_ddtree")).parse_args(argv)
+    args = flags.build_parser(sglang, flags.package_dir("sglang_ddtree")).parse_args(flags.with_config(argv))
     log(NOTICE)
     wrong = faults.read(faults.variables({**faults.from_file(), **os.environ}), settings.asked(args))
     try:

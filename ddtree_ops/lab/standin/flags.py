@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -36,6 +37,17 @@ def build_parser(sglang: str, plugin: str | None) -> argparse.ArgumentParser:
     if plugin is not None and os.path.exists(os.path.join(plugin, "args.py")):
         _add_calls(parser, _parse(os.path.join(plugin, "args.py")))
     return parser
+
+
+def with_config(argv: list[str]) -> list[str]:
+    """The arguments with those of the file that ``--config`` names before them. The file's YAML must be JSON here."""
+    if "--config" not in argv:
+        return argv
+    at = argv.index("--config")
+    with open(argv[at + 1], encoding="utf-8") as file:
+        given = json.load(file)
+    words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
+    return words + argv[:at] + argv[at + 2 :]
 
 
 def _parse(path: str) -> ast.Module:
