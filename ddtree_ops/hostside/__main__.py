@@ -33,6 +33,11 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "record": ("state", True),
     "history": ("state", False),
     "take_back": ("take_back", True),
+    "arm": ("deadman", True),
+    "confirm": ("deadman", True),
+    "disarm": ("deadman", True),
+    "expire": ("deadman", False),
+    "at_boot": ("deadman", False),
     "evidence": ("evidence", False),
     "prune": ("prune", True),
     "logs": ("journal", False),
@@ -57,8 +62,10 @@ def main() -> int:
     request: dict[str, Any] = {}
     error: Failure | None = None
     try:
-        request = json.loads(sys.stdin.buffer.readline().decode("utf-8"))
-        ctx = Context(request, sys.stdin.buffer, answers)
+        # A timer gives the request as a file, the operator's side on standard input.
+        source = open(sys.argv[1], "rb") if len(sys.argv) > 1 else sys.stdin.buffer  # noqa: SIM115
+        request = json.loads((source.read() if len(sys.argv) > 1 else source.readline()).decode("utf-8"))
+        ctx = Context(request, source, answers)
     except (ValueError, KeyError, TypeError) as bad:
         answers.write(json.dumps(failed(Failure("HelperError", f"the request is not JSON: {bad}"), "")).encode())
         answers.write(b"\n")

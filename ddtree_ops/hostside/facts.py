@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import Any
 
-from . import files, lock, procs, staging, state, units
+from . import deadman, files, lock, procs, staging, state, units
 from .context import DIGEST, Context, Op, listdir
 
 GPU_QUERY = (
@@ -136,7 +136,7 @@ def instance(ctx: Context, name: str) -> dict[str, Any]:
         "current": state.current(ctx, name),
         "current_kind": kind,
         "state": state.load(ctx, name),
-        "armed": files.read_json(os.path.join(folder, "armed.json")),
+        "armed": deadman.public(deadman.read(ctx, name)),
         "releases": {
             r: release(os.path.join(folder, "releases", r))
             for r in listdir(os.path.join(folder, "releases"))

@@ -99,6 +99,9 @@ def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
     with guarded(ctx) as path:
         held = files.read_json(path)
         if held is None or not token or held.get("token") != token:
+            seized = files.read_json(ctx.path("seized.json")) or {}
+            if token and seized.get("token") == token:
+                raise Failure("RolledBackError", seized["why"], "", "ddtree-ops history {host}")
             if held is not None and held.get("expires", 0) > time.time():
                 raise held_by(held)
             raise Failure(
@@ -112,6 +115,26 @@ def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
             held["expires"] = until
             files.write_json(path, held)
     return dict(held)
+
+
+def seize(ctx: Context, token: str | None, owner: str, purpose: str) -> str:
+    """Take the lock for the host itself: if it is free, its lease ended, or it is held by ``token``."""
+    now = time.time()
+    mine = {
+        "token": os.urandom(16).hex(), "owner": owner, "pid": os.getpid(), "purpose": purpose,
+        "since": now, "expires": now + 3 * LEASE_S,
+    }  # fmt: skip
+    with guarded(ctx) as path:
+        held = files.read_json(path)
+        if held is not None and held.get("expires", 0) > now and held.get("token") != token:
+            raise held_by(held)
+        files.write_json(path, mine)
+    return str(mine["token"])
+
+
+def say_seized(ctx: Context, token: str | None, why: str) -> None:
+    """Leave word for the holder of ``token``, who will find the lock gone and should know that nothing is broken."""
+    files.write_json(ctx.path("seized.json"), {"token": token, "why": why, "at": time.time()}, 0o600)
 
 
 def read(ctx: Context) -> dict[str, Any] | None:

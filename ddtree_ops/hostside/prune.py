@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import files, staging, state
+from . import deadman, files, staging, state
 from .context import DIGEST, Context, Op, listdir
 
 
@@ -39,7 +39,7 @@ def prune(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 
 def still_needed(ctx: Context, instance: str) -> set[str]:
     known = state.load(ctx, instance)
-    armed = files.read_json(os.path.join(ctx.instance_dir(instance), "armed.json")) or {}
+    armed = deadman.read(ctx, instance) or {}
     pending = known.get("taking_back") or {}
     needed = [state.current(ctx, instance), known["current"], known["previous"], known["proven"]]
     return {r for r in needed + list(known["pinned"]) + [armed.get("to"), pending.get("to")] if r}

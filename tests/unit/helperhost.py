@@ -51,7 +51,8 @@ def helper_host(folder: Path) -> HelperHost:
     systemd.mkdir(parents=True)
     spec = HostSpec(name="here", address=Address(host="localhost"), transport="local", root=str(root), sudo=False)
     fake = [sys.executable, str(FAKES / "systemctl.py"), str(systemd)]
-    bins = {"systemctl": [*fake, "systemctl"], "journalctl": [*fake, "journalctl"], "nvidia-smi": ["/nonexistent/smi"]}
+    bins = {name: [*fake, name] for name in ("systemctl", "journalctl", "systemd-run")}
+    bins["nvidia-smi"] = ["/nonexistent/smi"]
     agent = Agent(LocalRemote("here"), spec, bins=bins, unit_dir=str(units))
     return HelperHost(agent, root, units, systemd)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,14 @@ def test_every_operation_of_the_table_exists_and_every_one_is_in_the_table() -> 
         for name in importlib.import_module(f"ddtree_ops.hostside.{module}").OPS
     }  # fmt: skip
     assert found == {(name, module) for name, (module, _) in OPERATIONS.items()}
+
+
+def test_every_operation_is_described() -> None:
+    from ddtree_ops.hostside.__main__ import OPERATIONS
+
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    rows = [line.split("|")[1] for line in text.split("## The helper's operations")[1].splitlines() if "|" in line]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == set(OPERATIONS)
 
 
 def test_the_helper_is_the_same_bytes_every_time() -> None:

@@ -39,9 +39,11 @@ def test_death_before_any_call_that_touches_the_disk_leaves_the_invariants_whole
         ("write_unit", b"", {"instance": "qwen"}),
         ("record", b"", {"instance": "qwen", "release": first, "outcome": "proven", "gates": {"a": 1}}),
         ("stage_release", other, {"instance": "qwen", "release": second}),
+        ("arm", b"", {"instance": "qwen", "to": first, "within_s": 600}),
         ("switch", b"", {"instance": "qwen", "release": second}),
         ("write_unit", b"", {"instance": "qwen"}),
         ("take_back", b"", {"instance": "qwen", "to": first, "reason": "killed"}),
+        ("confirm", b"", {"instance": "qwen"}),
         ("lock", b"", {"token": host.agent.token, "owner": "op@desk", "purpose": "again"}),
         ("unlock", b"", {"token": host.agent.token}),
         ("lock", b"", {"token": "new", "owner": "op@desk", "purpose": "again"}),
@@ -67,7 +69,10 @@ def test_death_before_any_call_that_touches_the_disk_leaves_the_invariants_whole
     told = json.loads(done.stdout)
     assert told["wrong"] == []
     # it did die, in the middle of everything: a helper that no longer goes through ``os`` would pass by not dying
-    least = {"stage_release": 30, "switch": 8, "write_unit": 8, "record": 10, "take_back": 25, "lock": 5, "unlock": 2}
+    least = {
+        "stage_release": 30, "switch": 8, "write_unit": 8, "record": 10, "take_back": 25, "arm": 20, "confirm": 2,
+        "lock": 5, "unlock": 2,
+    }  # fmt: skip
     assert {op: told["deaths"][op] >= count for op, count in least.items()} == dict.fromkeys(least, True), told
     assert host.current("qwen") is None
     assert [p.name for p in host.root.rglob(".t*-*")] + [p.name for p in host.units.glob(".tmp*")] == []

@@ -1,4 +1,4 @@
-"""Stands in for systemctl and journalctl where there is no systemd: ``systemctl.py STATE_DIR PROGRAM ARGS...``.
+"""Stands in for systemctl, journalctl and systemd-run: ``systemctl.py STATE_DIR PROGRAM ARGS...``.
 
 Keeps each unit's state in STATE_DIR/units.json and every call in STATE_DIR/calls.jsonl. A started unit gets a new
 InvocationID and is active at once. STATE_DIR/fail-VERB makes that verb fail.
@@ -22,6 +22,8 @@ def main() -> int:
             with open(path) as src:
                 sys.stdout.write(src.read())
         return 0
+    if program == "systemd-run":
+        return 1 if os.path.exists(os.path.join(folder, "fail-systemd-run")) else 0
     if words[0] == "--version":
         print("systemd 252 (fake)")
         return 0

@@ -1,0 +1,167 @@
+"""The dead-man switch: armed before a switch, disarmed by a confirmation, else the host takes the release back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helperhost import HelperHost, helper_host, release_tar
+
+from ddtree_ops.errors import LockedError, RefusedError, RolledBackError
+
+UNIT = "sglang-ddtree-qwen.service"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[HelperHost]:
+    made = helper_host(tmp_path)
+    with made.agent.locked("test"):
+        yield made
+
+
+def deployed(host: HelperHost, unit: str) -> str:
+    digest, tar = release_tar(unit)
+    host.do("stage_release", tar, instance="qwen", release=digest)
+    host.do("switch", instance="qwen", release=digest)
+    host.do("write_unit", instance="qwen")
+    host.do("systemctl", verb="restart", instance="qwen")
+    return digest
+
+
+def armed_file(host: HelperHost) -> Path:
+    return host.root / "instances" / "qwen" / "armed.json"
+
+
+def let_it_pass(host: HelperHost) -> None:
+    armed = json.loads(armed_file(host).read_text())
+    armed_file(host).write_text(json.dumps({**armed, "deadline": armed["since"] - 1}))
+
+
+def timer_fires(host: HelperHost, request: str = "instances/qwen/expire.json") -> dict[str, Any]:
+    """Run what the timer (or the boot) runs: the helper that stayed on the host, with its request in a file."""
+    argv = [sys.executable, "-I", str(host.root / "takeback.pyz"), str(host.root / request)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def timers(host: HelperHost) -> list[str]:
+    """The timers that run, by the calls that started and stopped them."""
+    running: list[str] = []
+    for call in host.calls():
+        if call[0] == "systemd-run":
+            running.append(next(w for w in call if w.startswith("--unit=")).removeprefix("--unit="))
+        elif call[0] == "systemctl" and call[1] == "stop" and call[2].endswith(".timer"):
+            running.remove(call[2].removesuffix(".timer"))
+    return running
+
+
+def test_an_unconfirmed_release_is_taken_back_by_the_host(host: HelperHost) -> None:
+    first = deployed(host, "one\n")
+    host.do("record", instance="qwen", release=first, outcome="proven")
+    host.do("arm", instance="qwen", to=first, within_s=60)
+    second = deployed(host, "two\n")
+    assert timer_fires(host)["value"] == {"taken_back": False, "why": "not due"}
+    assert host.current("qwen") == second
+    let_it_pass(host)
+    done = timer_fires(host)["value"]
+    assert (done["taken_back"], done["was"], done["to"]) == (True, second, first)
+    assert host.current("qwen") == first
+    assert (host.units / UNIT).read_text() == "one\n"
+    assert second in host.state("qwen")["taken_back"]
+    assert timers(host) == []
+    assert not armed_file(host).exists()
+    with pytest.raises(RolledBackError, match="qwen was not confirmed in time; the host took it back by itself"):
+        host.do("confirm", instance="qwen")
+
+
+def test_a_first_release_that_is_not_confirmed_leaves_nothing(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=60)
+    deployed(host, "one\n")
+    let_it_pass(host)
+    assert timer_fires(host)["value"]["to"] is None
+    assert host.current("qwen") is None
+    assert not (host.units / UNIT).exists()
+
+
+def test_a_confirmed_release_stays(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=60)
+    second = deployed(host, "two\n")
+    assert host.do("facts")["instances"]["qwen"]["armed"]["to"] == "none"
+    assert host.do("confirm", instance="qwen") == {"was_armed": True}
+    assert host.do("confirm", instance="qwen") == {"was_armed": False}
+    assert timers(host) == []
+    assert timer_fires(host)["value"] == {"taken_back": False, "why": "not armed"}
+    assert host.current("qwen") == second
+    assert host.do("facts")["instances"]["qwen"]["armed"] is None
+
+
+def test_arming_again_moves_the_deadline_but_not_what_is_returned_to(host: HelperHost) -> None:
+    first = deployed(host, "one\n")
+    early = host.do("arm", instance="qwen", to=first, within_s=60)
+    second = deployed(host, "two\n")
+    late = host.do("arm", instance="qwen", to=second, within_s=600)
+    assert late["to"] == first
+    assert late["deadline"] > early["deadline"]
+    assert len(timers(host)) == 1
+    assert host.do("facts")["instances"]["qwen"]["armed"]["timer"] == timers(host)[0]
+    assert "token" not in host.do("facts")["instances"]["qwen"]["armed"]
+
+
+def test_arming_needs_no_daemon_reload_and_leaves_a_unit_for_the_next_boot(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=60)
+    assert ["daemon-reload"] not in host.changes()
+    unit = host.units / "ddtree-takeback.service"
+    assert (host.units / "multi-user.target.wants" / unit.name).resolve() == unit
+    assert f'"{host.root}/takeback.pyz" "{host.root}/at_boot.json"' in unit.read_text()
+
+
+def test_after_a_reboot_what_is_due_is_taken_back_and_the_rest_waits_again(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=60)
+    second = deployed(host, "two\n")
+    assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["why"] == "not due"
+    assert host.current("qwen") == second
+    assert len(timers(host)) == 2  # the first one did not outlive the boot
+    let_it_pass(host)
+    assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["taken_back"] is True
+    assert host.current("qwen") is None
+
+
+def test_the_host_waits_for_another_change_but_not_for_the_one_that_armed(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=60)
+    deployed(host, "one\n")
+    let_it_pass(host)
+    token = host.agent.token
+    host.do("unlock", token=token)
+    host.do("lock", token="other", owner="eve@elsewhere", purpose="deploy")
+    refused = timer_fires(host)
+    assert refused["error"]["kind"] == LockedError.__name__
+    assert host.current("qwen") is not None
+    boot = timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]
+    assert boot["taken_back"] is False
+    assert "locked by eve@elsewhere" in boot["why"]
+    host.do("unlock", force=True)
+    assert timer_fires(host)["value"]["taken_back"] is True
+
+
+def test_the_old_server_that_was_never_touched_is_not_restarted(host: HelperHost) -> None:
+    first = deployed(host, "one\n")
+    host.do("arm", instance="qwen", to=first, within_s=60)
+    second, tar = release_tar("two\n")
+    host.do("stage_release", tar, instance="qwen", release=second)
+    host.do("switch", instance="qwen", release=second)
+    let_it_pass(host)
+    assert timer_fires(host)["value"]["restarted"] is False
+
+
+def test_a_switch_without_a_way_back_is_not_armed(host: HelperHost) -> None:
+    with pytest.raises(RefusedError, match="could not be returned to"):
+        host.do("arm", instance="qwen", to="ab" * 32, within_s=60)
+    (host.systemd / "fail-systemd-run").touch()
+    with pytest.raises(RefusedError, match="could not be armed"):
+        host.do("arm", instance="qwen", to="none", within_s=60)
+    assert not armed_file(host).exists()
