@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
-# one pytest process for each two cores, each with a lab of its own
-WORKERS ?= $(shell n=$$(( $$(nproc) / 2 )); echo $$(( n < 1 ? 1 : n > 4 ? 4 : n )))
+# pytest processes, each with a lab of its own
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n > 4 ? 4 : n )))
 # seconds after which a run of all tests has hung
 LIMIT ?= 1620
 
