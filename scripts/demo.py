@@ -17,14 +17,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.rule import Rule
 from rich.text import Text
 
 from ddtree_ops.errors import DdtreeError, ExitCode
@@ -137,43 +136,33 @@ def run_in_terminal(argv: Sequence[str], env: dict[str, str], mirror: bool) -> t
     return process.returncode, screen
 
 
-@contextmanager
-def quiet_home() -> Iterator[dict[str, str]]:
-    """An environment in which the demonstration neither reads nor writes the caller's own configuration."""
-    lab = Lab(LabNames(LAB))
-    folders = {f"XDG_{name}_HOME": str(lab.names.dir / "operator" / name.lower()) for name in ("CONFIG", "DATA")}
-    own = {
-        "DDTREE_INVENTORY": str(lab.names.inventory),
-        "COLUMNS": str(COLUMNS),
-        "LINES": "50",
-        "TERM": "xterm-256color",
-    }
-    yield {**{key: value for key, value in os.environ.items() if key != "NO_COLOR"}, **folders, **own}
+def environment(lab: Lab, step: Step, home: Path) -> dict[str, str]:
+    """For one step: the lab's inventory, and a home for everything else that a deploy writes on its operator's side."""
+    own = {"DDTREE_INVENTORY": str(lab.names.inventory), "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    if step.words[0] != "lab":  # the lab keeps its own state where `lab up` and `lab down` find it
+        own |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
+    return {**{key: value for key, value in os.environ.items() if key != "NO_COLOR"}, **own}
 
 
-def tell(console: Console, picture: Console) -> bool:
+def tell(console: Console, picture: Console, lab: Lab, home: Path) -> bool:
     """Play the story; False if a step ended otherwise than it must."""
-    with quiet_home() as env:
-        for number, step in enumerate(STORY, 1):
-            console.print(Rule(Text(f"{number}/{len(STORY)}  {step.why}", style="bold"), align="left", style="dim"))
-            line = Text.assemble(("$ ", "bold green"), shlex.join(("ddtree-ops", *step.words)))
-            console.print(line, soft_wrap=True)
-            console.file.flush()
-            argv = [sys.executable, "-m", "ddtree_ops", *step.words]
-            code, screen = run_in_terminal(argv, env, mirror=console.is_terminal)
-            if not console.is_terminal:
-                console.print(screen.text, soft_wrap=True)
-            if step.shown:
-                picture.print(Text(f"# {step.why}", style="dim"))
-                picture.print(line)
-                picture.print(screen.text)
-                picture.print(Text(f"exit code {code}", style="dim") if code else "")
-            if code != step.expect:
-                console.print(
-                    Text(f"this step must end with {int(step.expect)}, it ended with {code}", style="bold red")
-                )
-                return False
-            console.print()
+    for number, step in enumerate(STORY, 1):
+        line = Text.assemble(("$ ", "bold green"), shlex.join(("ddtree-ops", *step.words)))
+        console.print(Text(f"# {number}/{len(STORY)}  {step.why}", style="bold"), soft_wrap=True)
+        console.print(line, soft_wrap=True)
+        console.file.flush()
+        argv = [sys.executable, "-m", "ddtree_ops", *step.words]
+        code, screen = run_in_terminal(argv, environment(lab, step, home), mirror=console.is_terminal)
+        if not console.is_terminal:
+            console.print(screen.text, soft_wrap=True)
+        console.print(Text(f"exit code {code}", style="dim"))
+        console.print()
+        if step.shown:
+            picture.print(Text(f"# {step.why}", style="dim"), line, screen.text, sep="\n")
+            picture.print(Text(f"exit code {code}\n" if code else "", style="dim"))
+        if code != step.expect:
+            console.print(Text(f"this step must end with {int(step.expect)}, it ended with {code}", style="bold red"))
+            return False
     return True
 
 
@@ -185,8 +174,9 @@ def refuse(console: Console, error: DdtreeError) -> int:
         console.print("This machine has no systemd of its own to use instead.")
     else:
         console.print("Without any of that, ddtree-ops drives this machine's own systemd, as you, without sudo:")
-        console.print("    ddtree-ops -i inventory/local.toml plan local")
-        console.print("    ddtree-ops -i inventory/local.toml deploy local")
+        console.print("    $EDITOR inventory/local.toml        # where the model and SGLang's virtual environment lie")
+        console.print("    .venv/bin/ddtree-ops plan local")
+        console.print("    .venv/bin/ddtree-ops deploy local")
     return int(error.exit_code)
 
 
@@ -205,7 +195,8 @@ def main() -> int:
     lab, started, done = Lab(LabNames(LAB)), time.monotonic(), False
     try:
         lab.down()  # a demonstration that was killed may have left its hosts
-        done = tell(console, picture)
+        with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as home:
+            done = tell(console, picture, lab, Path(home))
         if done and options.svg:
             options.svg.write_text(picture.export_svg(title="ddtree-ops"))
             console.print(f"picture: {options.svg}")
