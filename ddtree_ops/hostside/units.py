@@ -6,7 +6,8 @@ import os
 import re
 from typing import Any
 
-from .context import Context, Failure, Op, Ran
+from . import files
+from .context import Context, Failure, Op, Ran, listdir
 
 NOT_SYSTEMD = re.compile(r"not been booted with systemd|Failed to connect to (?:\S+ scope )?bus", re.I)
 
@@ -44,7 +45,16 @@ def act(ctx: Context, verb: str, instance: str) -> dict[str, Any]:
     ran = ctx.run("systemctl", *flags, verb, *unit, timeout_s=90.0)
     if ran.rc == 127 or NOT_SYSTEMD.search(ran.err):
         raise no_systemd(ctx, ran)
+    if verb in ("enable", "disable"):
+        flush_wants(ctx)
     return dict(ran.raw(), ok=ran.rc in good)
+
+
+def flush_wants(ctx: Context) -> None:
+    """systemd does not flush the links it makes; a power cut would forget that the instance starts at boot."""
+    for name in listdir(ctx.unit_dir):
+        if name.endswith(".wants"):
+            files.fsync_dir(os.path.join(ctx.unit_dir, name))
 
 
 def no_systemd(ctx: Context, ran: Ran) -> Failure:

@@ -1,0 +1,108 @@
+"""The dead-man switch on real systemd: nobody confirms, and the host is back on its old release by itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from labagent import agent, current, deploy, do, runs
+
+from ddtree_ops.agent import Agent
+from ddtree_ops.errors import RolledBackError
+from ddtree_ops.lab.lab import Lab
+from ddtree_ops.lab.machine import Machine
+
+WITHIN_S = 6
+
+
+def until_back(host: Machine, release: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not (current(host) == release and not armed(host)):
+        time.sleep(0.3)
+    assert current(host) == release, host.inside("journalctl", "-n", "60", "--no-pager").stdout
+    assert not armed(host)
+
+
+def armed(host: Machine) -> bool:
+    return "armed.json" in host.inside("ls", "/opt/ddtree/instances/qwen").stdout
+
+
+def armed_change(host: Machine, within_s: float) -> tuple[Agent, str, str]:
+    """A proven release, then an armed switch to another one; the lock is still held, as when a client dies."""
+    caller = agent(host)
+    wanted: dict[str, Any] = {"token": "client", "owner": "op@desk", "purpose": "deploy", "lease_s": 300}
+    do(caller, "lock", **wanted)
+    caller.token = "client"
+    first = deploy(caller, 1001)
+    do(caller, "systemctl", verb="enable", instance="qwen")
+    do(caller, "record", instance="qwen", release=first, outcome="proven")
+    do(caller, "arm", instance="qwen", to=first, within_s=within_s)
+    second = deploy(caller, 1002)
+    assert runs(host) == "/bin/sleep 1002"
+    return caller, first, second
+
+
+def test_a_client_that_vanished_and_a_cut_cable(host: Machine) -> None:
+    caller, first, second = armed_change(host, WITHIN_S)
+    host.cut()
+    caller.remote.close()
+    until_back(host, first, WITHIN_S + 15)
+    assert runs(host) == "/bin/sleep 1001"
+    host.heal()
+    facts = do(agent(host), "facts")
+    assert second in facts["instances"]["qwen"]["state"]["taken_back"]
+    assert facts["lock"] is None
+    assert "ddtree-takeback" not in host.inside("systemctl", "list-timers", "--all").stdout
+    with pytest.raises(RolledBackError, match="the host took it back by itself"):
+        do(caller, "confirm", instance="qwen")
+
+
+def test_a_confirmed_release_stays_and_nothing_is_left_waiting(host: Machine) -> None:
+    caller, _first, second = armed_change(host, WITHIN_S)
+    assert "ddtree-takeback-qwen" in host.inside("systemctl", "list-timers", "--all").stdout
+    assert do(caller, "confirm", instance="qwen")["was_armed"] is True
+    time.sleep(WITHIN_S + 2)
+    assert current(host) == second
+    assert runs(host) == "/bin/sleep 1002"
+    assert "ddtree-takeback" not in host.inside("systemctl", "list-timers", "--all").stdout
+
+
+def test_arming_again_keeps_a_living_change_alive(host: Machine) -> None:
+    caller, first, second = armed_change(host, WITHIN_S)
+    for _ in range(2):
+        time.sleep(WITHIN_S - 2)
+        assert do(caller, "arm", instance="qwen", to=second, within_s=WITHIN_S)["to"] == first
+    assert current(host) == second
+    until_back(host, first, WITHIN_S + 15)
+
+
+@pytest.mark.parametrize("how", ["reboot", "powercut"])
+def test_a_reboot_in_between_before_the_deadline(host: Machine, lab: Lab, how: str) -> None:
+    _caller, first, _second = armed_change(host, 25)
+    host.powercut() if how == "powercut" else host.kill()
+    lab.power_on(host)
+    assert armed(host)
+    until_back(host, first, 40)
+    assert runs(host) == "/bin/sleep 1001"
+
+
+def test_a_host_that_was_off_past_the_deadline_takes_back_when_it_boots(host: Machine, lab: Lab) -> None:
+    _caller, first, second = armed_change(host, WITHIN_S)
+    host.powercut()
+    time.sleep(WITHIN_S + 1)
+    lab.power_on(host)
+    until_back(host, first, 20)
+    assert second in do(agent(host), "facts")["instances"]["qwen"]["state"]["taken_back"]
+
+
+def test_the_host_dies_while_it_takes_back(host: Machine, lab: Lab) -> None:
+    _caller, first, _second = armed_change(host, 4)
+    end = time.monotonic() + 4
+    for moment in (0.1, 0.4, 0.8):
+        time.sleep(max(0.0, end + moment - time.monotonic()))
+        host.powercut()
+        lab.power_on(host)
+        end = time.monotonic()
+    until_back(host, first, 40)
+    assert runs(host) == "/bin/sleep 1001"
