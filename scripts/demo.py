@@ -53,7 +53,7 @@ STORY = (
         "What would a draft tree of 32 nodes change?", ("plan", "lab1", "--mode", "tree", "--budget", "32"), shown=False
     ),
     Step("Deploy it.", ("deploy", "lab", "--mode", "tree", "--budget", "32")),
-    Step("Wanted, on disk, loaded and running agree.", ("status", "lab")),
+    Step("What runs, and how it differs from the inventory.", ("status", "lab")),
     Step(
         "Now break one on purpose: a server with 64 nodes runs out of memory on lab1.",
         ("lab", "fault", "lab1", "CRASH_AT_START=1", "ONLY=budget=64", "--lab", LAB),
@@ -64,9 +64,9 @@ STORY = (
         ("deploy", "lab1", "--mode", "tree", "--budget", "64"),
         ExitCode.ROLLED_BACK,
     ),
-    Step("And by hand: back to the last proven release before this one.", ("rollback", "lab1")),
+    Step("And by hand: back to the last proven release before this one.", ("rollback", "lab1"), shown=False),
     Step("What happened on lab1.", ("history", "lab1"), shown=False),
-    Step("What runs now.", ("status", "lab")),
+    Step("What runs now.", ("status", "lab"), shown=False),
 )
 
 
@@ -168,16 +168,26 @@ def tell(console: Console, picture: Console, lab: Lab, home: Path) -> bool:
 
 def refuse(console: Console, error: DdtreeError) -> int:
     """Say what is missing here, and what works without it."""
-    console.print(Text(f"make demo cannot run here: {error.found}.", style="bold"))
-    console.print(Text(f"It boots two systemd hosts on this machine, as root on Debian 12: {error.why}."))
+
+    def say(text: str | Text) -> None:
+        console.print(text, soft_wrap=True)
+
+    say(Text(f"make demo cannot run here: {error.found}.", style="bold"))
+    say(f"It boots two systemd hosts on this machine, as root on Debian 12: {error.why}.")
     if shutil.which("systemctl") is None:
-        console.print("This machine has no systemd of its own to use instead.")
+        say("This machine has no systemd of its own to use instead.")
     else:
-        console.print("Without any of that, ddtree-ops drives this machine's own systemd, as you, without sudo:")
-        console.print("    $EDITOR inventory/local.toml        # where the model and SGLang's virtual environment lie")
-        console.print("    .venv/bin/ddtree-ops plan local")
-        console.print("    .venv/bin/ddtree-ops deploy local")
+        say("Without any of that, ddtree-ops drives this machine's own systemd, as you, without sudo:")
+        say("    $EDITOR inventory/local.toml        # where the model and SGLang's virtual environment lie")
+        say("    .venv/bin/ddtree-ops plan local")
+        say("    .venv/bin/ddtree-ops deploy local")
     return int(error.exit_code)
+
+
+def self_contained(svg: str) -> str:
+    """Without rich's web fonts (a picture in a repository loads nothing), and with every blank kept."""
+    plain = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    return plain.replace("<svg ", '<svg xml:space="preserve" ', 1)
 
 
 def main() -> int:
@@ -198,8 +208,10 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as home:
             done = tell(console, picture, lab, Path(home))
         if done and options.svg:
-            options.svg.write_text(picture.export_svg(title="ddtree-ops"))
+            options.svg.write_text(self_contained(picture.export_svg(title="ddtree-ops")))
             console.print(f"picture: {options.svg}")
+    except KeyboardInterrupt:
+        return int(ExitCode.INTERRUPTED)
     finally:
         if not options.keep:
             lab.down()

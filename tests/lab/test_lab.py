@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,6 +264,51 @@ def test_a_host_that_is_off_says_so(lab: Lab, host: Machine) -> None:
         with pytest.raises(RefusedError, match="the host is off"):
             action()
     lab.power_on(host)
+
+
+# ---- the command line
+
+
+def command(lab: Lab, *words: str, expect: int = 0) -> dict[str, Any]:
+    """Run `ddtree-ops lab ... --json` as a person would and return its document."""
+    argv = [sys.executable, "-m", "ddtree_ops", "lab", *words, "--lab", lab.names.lab, "--json"]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == expect, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_every_action_has_its_command(lab: Lab, host: Machine) -> None:
+    states = {
+        "cut": ("on", "cut"), "heal": ("on", "plugged"), "freeze": ("frozen", "plugged"), "thaw": ("on", "plugged"),
+        "kill": ("off", "plugged"),
+    }  # fmt: skip
+    for action, (power, cable) in states.items():
+        state = command(lab, action, "lab1")
+        assert (state["power"], state["cable"]) == (power, cable), action
+    assert [row["power"] for row in command(lab, "up", "-n", "1")["hosts"]][:1] == ["on"]
+    assert command(lab, "powercut", "lab1")["power"] == "off"
+    assert command(lab, "renew", "lab1") == {"name": "lab1", "address": host.address, "power": "on", "cable": "plugged"}
+    assert command(lab, "fill", "lab1", "--leave", "1")["free_bytes"] <= 1 << 20
+    assert command(lab, "fill", "lab1", "--empty")["free_bytes"] > 1 << 30
+    assert command(lab, "fault", "lab1", "HANG_LOADING=1")["faults"] == {"HANG_LOADING": "1"}
+    assert command(lab, "fault", "lab1", "--clear")["faults"] == {}
+    ssh = [sys.executable, "-m", "ddtree_ops", "lab", "ssh", "--lab", lab.names.lab, "lab1", "id", "-un"]
+    assert subprocess.run(ssh, capture_output=True, text=True, timeout=30, check=True).stdout == "root\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("cut", "lab9"), "no host lab9"),
+        (("cut", "web1"), "no lab host called 'web1'"),
+        (("fault", "lab1", "CRASH=1"), "no such fault: STANDIN_CRASH"),
+        (("fault", "lab1", "CRASH_AT_START"), "NAME=VALUE"),
+    ],
+)
+def test_wrong_words_are_usage_errors(lab: Lab, words: tuple[str, ...], found: str) -> None:
+    assert found in command(lab, *words, expect=2)["error"]["found"]
 
 
 # ---- up and down
