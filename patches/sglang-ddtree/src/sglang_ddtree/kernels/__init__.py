@@ -24,6 +24,8 @@ Rules every function here keeps:
 ``sample.sample_targets``             one seeded draw per row, SGLang's law
 ``accept.accept_tree``                target tokens -> accepted path, bonus, slots to move, counters
 ``shadow.shadow_step``                score of trees that were only watched
+``gdn.conv_tree``, ``gdn.gdn_tree``   a hybrid layer on trees, without a state per node
+``gdn.commit_tree``                   replay of the accepted path, all layers in two launches
 ====================================  ==========================================================
 
 The oracle of each is in :mod:`sglang_ddtree.reference`.

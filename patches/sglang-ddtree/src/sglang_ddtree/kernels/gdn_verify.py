@@ -1,0 +1,246 @@
+"""The gated delta rule at all rows of a tree at once.
+
+The recurrence over a path unrolls into sums over ancestors. With G_i the log decay from the committed
+state S to row i (inclusive), E_ij = exp(G_i - G_j) for an ancestor j of i, and the rows' unit keys k:
+
+    delta_i = beta_i (v_i - exp(G_i) S k_i) - sum_j A_ij delta_j     A_ij = beta_i E_ij (k_i . k_j), j above i
+    o_i     = exp(G_i) S q_i + sum_j B_ij delta_j                    B_ij = E_ij (q_i . k_j), j above i or i
+
+(the WY form of DeltaNet, arXiv 2406.06484, under an ancestor mask instead of a causal one). So the state
+is read once and its products with all keys and queries are matrix products; what stays serial is a
+triangular system, since a parent's row is smaller than its child's.
+
+Two launches: A and B per value head, which do not depend on the value columns; then delta and o per
+value head and tile of columns. All arithmetic is float32, products included. Row 0, above every row,
+is kept apart, so that 64 nodes fill tiles of 64. Differences of G must not lose the near ancestors of
+a head that forgets fast, so G is summed in fixed point, exactly.
+"""
+
+import triton
+import triton.language as tl
+
+MAX_NODES = 64
+
+
+@triton.jit
+def _log_decay(a, dt_bias, a_log):
+    """g = -exp(a_log) softplus(a + dt_bias), softplus cut at 20 as the model's kernels do."""
+    x = a.to(tl.float32) + dt_bias
+    soft = tl.where(x <= 20.0, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))), x)
+    return -tl.exp(a_log) * soft
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x.to(tl.float32)))
+
+
+@triton.jit
+def _fixed(g):
+    """int64 in units of 2^-32, so that sums and differences are exact."""
+    return (g * 4294967296.0).to(tl.int64)
+
+
+@triton.jit
+def _float(fixed):
+    return fixed.to(tl.float32) * (1.0 / 4294967296.0)
+
+
+@triton.jit
+def _sees(ancestors_ptr, n, live, column, WORDS: tl.constexpr):
+    """bool [rows n, columns]: is the row ``column`` on the path to row n, or n itself?"""
+    word = column // 64
+    bits = tl.load(ancestors_ptr + n[:, None] * WORDS + word[None, :], mask=live[:, None], other=0)
+    return ((bits >> (column % 64).to(tl.int64)[None, :]) & 1) != 0
+
+
+@triton.jit
+def gdn_tables_kernel(
+    q_ptr, k_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, ancestors_ptr,
+    key_ptr, decay_ptr, table_a_ptr, table_b_ptr, scalars_ptr,
+    rows, q_stride, k_stride, a_stride, b_stride,
+    scale,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, RB: tl.constexpr, TP: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    """A, B, and per row exp(G), beta, 1/|k|, scale/|q|; a block of RB rows i against all TP columns j.
+
+    Tables are [TP, TP] per request and head, indexed by row - 1; row 0's column is in ``scalars``:
+    float32 [6, TP + 1] per request and head, its planes exp(G), beta, 1/|k|, scale/|q|, A_i0, B_i0.
+    """
+    hv = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    h = hv // (HV // H)
+    first = request * rows
+    i = tl.program_id(0) * RB + tl.arange(0, RB)  # row i + 1
+    j = tl.arange(0, TP)  # row j + 1
+    live_i, live_j = i + 1 < rows, j + 1 < rows
+    # One 64-bit base per request; offsets within its rows fit 32 bits.
+    q_ptr += first * q_stride + h * K
+    k_ptr += first * k_stride + h * K
+    a_ptr += first * a_stride + hv
+    b_ptr += first * b_stride + hv
+    ancestors_ptr += first * WORDS
+    key_ptr += (first * H + h) * K
+    decay_ptr += first * HV + hv
+    n_i, n_j = 1 + i, 1 + j
+    a_log = tl.load(a_log_ptr + hv).to(tl.float32)
+    dt_bias = tl.load(dt_bias_ptr + hv).to(tl.float32)
+
+    kk = tl.zeros([RB, TP], tl.float32)
+    qk = tl.zeros([RB, TP], tl.float32)
+    k_k0 = tl.zeros([RB], tl.float32)
+    q_k0 = tl.zeros([RB], tl.float32)
+    k_i2 = tl.zeros([RB], tl.float32)
+    q_i2 = tl.zeros([RB], tl.float32)
+    k_j2 = tl.zeros([TP], tl.float32)
+    k_02 = 0.0
+    for c in range(0, K, KC):
+        col = c + tl.arange(0, KC)
+        k_i = tl.load(k_ptr + n_i[:, None] * k_stride + col[None, :], mask=live_i[:, None], other=0.0).to(tl.float32)
+        q_i = tl.load(q_ptr + n_i[:, None] * q_stride + col[None, :], mask=live_i[:, None], other=0.0).to(tl.float32)
+        k_j = tl.load(k_ptr + n_j[:, None] * k_stride + col[None, :], mask=live_j[:, None], other=0.0).to(tl.float32)
+        k_0 = tl.load(k_ptr + col).to(tl.float32)
+        k_t = tl.trans(k_j)
+        kk += tl.dot(k_i, k_t, input_precision="ieee")
+        qk += tl.dot(q_i, k_t, input_precision="ieee")
+        k_k0 += tl.sum(k_i * k_0[None, :], 1)
+        q_k0 += tl.sum(q_i * k_0[None, :], 1)
+        k_i2 += tl.sum(k_i * k_i, 1)
+        q_i2 += tl.sum(q_i * q_i, 1)
+        k_j2 += tl.sum(k_j * k_j, 1)
+        k_02 += tl.sum(k_0 * k_0, 0)
+    unit_i, unit_j, unit_0 = 1.0 / tl.sqrt(k_i2 + 1e-6), 1.0 / tl.sqrt(k_j2 + 1e-6), 1.0 / tl.sqrt(k_02 + 1e-6)
+    unit_q = scale / tl.sqrt(q_i2 + 1e-6)
+
+    g_j = tl.where(live_j, _log_decay(tl.load(a_ptr + n_j * a_stride, mask=live_j, other=0.0), dt_bias, a_log), 0.0)
+    g_0 = _fixed(_log_decay(tl.load(a_ptr), dt_bias, a_log))
+    sees_i = _sees(ancestors_ptr, n_i, live_i, j + 1, WORDS)
+    seen_j = _sees(ancestors_ptr, n_j, live_j, j + 1, WORDS)
+    fixed = _fixed(g_j)
+    total_i = tl.sum(tl.where(sees_i, fixed[None, :], 0), 1)  # below row 0
+    total_j = tl.sum(tl.where(seen_j, fixed[None, :], 0), 1)
+    spread = tl.where(sees_i, tl.exp(_float(tl.where(sees_i, total_i[:, None] - total_j[None, :], 0))), 0.0)
+    below_0 = tl.exp(_float(total_i))
+    beta = _sigmoid(tl.load(b_ptr + n_i * b_stride, mask=live_i, other=0.0))
+
+    head = request * HV + hv
+    table_a_ptr += head * (TP * TP)
+    table_b_ptr += head * (TP * TP)
+    cell = i[:, None] * TP + j[None, :]
+    proper = sees_i & (i[:, None] > j[None, :])
+    table_a = kk * unit_i[:, None] * unit_j[None, :] * spread * beta[:, None]
+    tl.store(table_a_ptr + cell, tl.where(proper, table_a, 0.0))
+    tl.store(table_b_ptr + cell, qk * unit_q[:, None] * unit_j[None, :] * spread)
+    plane: tl.constexpr = TP + 1
+    at = scalars_ptr + head * (6 * plane) + i + 1
+    tl.store(at, tl.exp(_float(total_i + g_0)))
+    tl.store(at + plane, beta)
+    tl.store(at + 2 * plane, unit_i)
+    tl.store(at + 3 * plane, unit_q)
+    # An unused row sees itself alone: to it row 0 is no ancestor, nor would anyone read it.
+    tl.store(at + 4 * plane, k_k0 * unit_i * unit_0 * below_0 * beta)
+    tl.store(at + 5 * plane, q_k0 * unit_q * unit_0 * below_0)
+    g_i = _log_decay(tl.load(a_ptr + n_i * a_stride, mask=live_i, other=0.0), dt_bias, a_log)
+    tl.store(decay_ptr + n_i * HV, tl.exp(g_i), mask=live_i)
+    if tl.program_id(0) == 0:
+        q_02 = 0.0
+        q_0k = 0.0
+        for c in range(0, K, KC):
+            col = c + tl.arange(0, KC)
+            q_0 = tl.load(q_ptr + col).to(tl.float32)
+            k_0 = tl.load(k_ptr + col).to(tl.float32)
+            q_02 += tl.sum(q_0 * q_0, 0)
+            q_0k += tl.sum(q_0 * k_0, 0)
+        unit_q0 = scale / tl.sqrt(q_02 + 1e-6)
+        root = scalars_ptr + head * (6 * plane)
+        tl.store(root, tl.exp(_float(g_0)))
+        tl.store(root + plane, _sigmoid(tl.load(b_ptr)))
+        tl.store(root + 2 * plane, unit_0)
+        tl.store(root + 3 * plane, unit_q0)
+        tl.store(root + 4 * plane, 0.0)
+        tl.store(root + 5 * plane, q_0k * unit_0 * unit_q0)
+        tl.store(decay_ptr, tl.exp(_float(g_0)))
+    if hv % (HV // H) == 0:
+        for c in range(0, K, KC):
+            col = c + tl.arange(0, KC)
+            k_i = tl.load(k_ptr + n_i[:, None] * k_stride + col[None, :], mask=live_i[:, None], other=0.0)
+            to = key_ptr + n_i[:, None] * (H * K) + col[None, :]
+            tl.store(to, k_i.to(tl.float32) * unit_i[:, None], mask=live_i[:, None])
+            if tl.program_id(0) == 0:
+                k_0 = tl.load(k_ptr + col).to(tl.float32)
+                tl.store(key_ptr + col, k_0 * unit_0)
+
+
+@triton.jit
+def gdn_tree_kernel(
+    q_ptr, k_ptr, v_ptr, state_ptr, state_indices_ptr, table_a_ptr, table_b_ptr, scalars_ptr, delta_ptr, out_ptr,
+    rows, q_stride, k_stride, v_stride, state_slot,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
+    TP: tl.constexpr,
+):  # fmt: skip
+    """delta and o of all rows, for one request, value head and BV value columns."""
+    hv = tl.program_id(1)
+    request = tl.program_id(2).to(tl.int64)
+    h = hv // (HV // H)
+    first = request * rows
+    v_col = tl.program_id(0) * BV + tl.arange(0, BV)
+    in_v = v_col < V
+    i = tl.arange(0, TP)
+    live = i + 1 < rows
+    n = 1 + i
+    q_ptr += first * q_stride + h * K
+    k_ptr += first * k_stride + h * K
+    v_ptr += first * v_stride + hv * V
+    delta_ptr += (first * HV + hv) * V
+    out_ptr += (first * HV + hv) * V
+    inside = live[:, None] & in_v[None, :]
+
+    slot = tl.load(state_indices_ptr + request).to(tl.int64)
+    state_ptr += slot * state_slot + hv * (V * K)
+    committed = in_v[None, :] & (slot >= 0)
+    k_s = tl.zeros([TP, BV], tl.float32)
+    q_s = tl.zeros([TP, BV], tl.float32)
+    k0_s = tl.zeros([BV], tl.float32)
+    q0_s = tl.zeros([BV], tl.float32)
+    for c in range(0, K, KC):
+        col = c + tl.arange(0, KC)
+        state = tl.load(state_ptr + v_col[None, :] * K + col[:, None], mask=committed, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr + n[:, None] * k_stride + col[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+        k_s += tl.dot(k, state, input_precision="ieee")
+        q = tl.load(q_ptr + n[:, None] * q_stride + col[None, :], mask=live[:, None], other=0.0).to(tl.float32)
+        q_s += tl.dot(q, state, input_precision="ieee")
+        k_0 = tl.load(k_ptr + col).to(tl.float32)
+        q_0 = tl.load(q_ptr + col).to(tl.float32)
+        k0_s += tl.sum(state * k_0[:, None], 0)
+        q0_s += tl.sum(state * q_0[:, None], 0)
+
+    head = request * HV + hv
+    plane: tl.constexpr = TP + 1
+    scalars_ptr += head * (6 * plane)
+    decay_0, beta_0 = tl.load(scalars_ptr), tl.load(scalars_ptr + plane)
+    v_0 = tl.load(v_ptr + v_col, mask=in_v, other=0.0).to(tl.float32)
+    delta_0 = beta_0 * (v_0 - decay_0 * tl.load(scalars_ptr + 2 * plane) * k0_s)
+    out_0 = decay_0 * tl.load(scalars_ptr + 3 * plane) * q0_s + tl.load(scalars_ptr + 5 * plane) * delta_0
+    tl.store(delta_ptr + v_col, delta_0, mask=in_v)
+    tl.store(out_ptr + v_col, out_0.to(out_ptr.dtype.element_ty), mask=in_v)
+
+    scalar = scalars_ptr + 1 + i
+    decay, beta = tl.load(scalar), tl.load(scalar + plane)
+    v = tl.load(v_ptr + n[:, None] * v_stride + v_col[None, :], mask=inside, other=0.0).to(tl.float32)
+    delta = beta[:, None] * (v - (decay * tl.load(scalar + 2 * plane))[:, None] * k_s)
+    delta -= tl.load(scalar + 4 * plane)[:, None] * delta_0[None, :]
+    out = (decay * tl.load(scalar + 3 * plane))[:, None] * q_s
+    out += tl.load(scalar + 5 * plane)[:, None] * delta_0[None, :]
+
+    # Row r is final once the rows above it are; a row's A is zero from its own column on.
+    table_a_ptr += head * (TP * TP) + i
+    table_b_ptr += head * (TP * TP) + i
+    for r in range(rows - 1):
+        own = i == r
+        from_a = tl.load(table_a_ptr + r * TP)
+        from_b = tl.load(table_b_ptr + r * TP)
+        delta = tl.where(own[:, None], delta - tl.sum(from_a[:, None] * delta, 0)[None, :], delta)
+        out = tl.where(own[:, None], out + tl.sum(from_b[:, None] * delta, 0)[None, :], out)
+    tl.store(delta_ptr + n[:, None] * (HV * V) + v_col[None, :], delta, mask=inside)
+    tl.store(out_ptr + n[:, None] * (HV * V) + v_col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)

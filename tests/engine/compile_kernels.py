@@ -1,0 +1,126 @@
+"""Compile every kernel for real GPUs, without one: run as a script, prints one JSON object.
+
+The wrappers are called with CPU tensors; instead of launching, each launch is compiled with the bundled
+ptxas for the architectures given as arguments. So what is compiled is what a worker would launch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import triton
+from sglang_ddtree.kernels import accept, buffers, build, gdn, mask, sample, shadow, slots, topk
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+ARCHES = [int(a) for a in sys.argv[1:]] or [90]
+_TYPES = {
+    torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
+    torch.int8: "*i8", torch.uint8: "*u8", torch.bool: "*i1", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+REPORT: list[dict[str, Any]] = []
+
+
+def _compile_instead(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    del warmup
+    options = {k: kwargs.pop(k) for k in list(kwargs) if k in ("num_warps", "num_stages")}
+    names = [p.name for p in self.params]
+    values = dict(zip(names, args, strict=False)) | kwargs
+    signature, constants = {}, {}
+    for param in self.params:
+        value = values[param.name]
+        if param.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[param.name] = "constexpr"
+            constants[(param.num,)] = value
+        elif isinstance(value, torch.Tensor):
+            signature[param.name] = _TYPES[value.dtype]
+        elif isinstance(value, float):
+            signature[param.name] = "fp32"
+        else:
+            signature[param.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+    for arch in ARCHES:
+        source = ASTSource(fn=self, signature=signature, constexprs=constants)
+        binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+        REPORT.append({"kernel": self.__name__, "arch": arch, "shared": binary.metadata.shared, "grid": list(grid)}
+                      | _resources(binary.asm["cubin"]))  # fmt: skip
+
+
+def _resources(cubin: bytes) -> dict[str, int]:
+    """Registers and stack of the kernel, as cuobjdump reads them."""
+    import re
+    import subprocess
+    import tempfile
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found, text
+    return {"registers": int(found[1]), "stack": int(found[2])}
+
+
+def round_kernels() -> None:
+    """The launches of one round, at the sizes of the 27B shapes."""
+    bs, depths, k, vocab = 2, 15, 8, 248320
+    for rows in (17, 65):
+        tree = buffers.TreeBuffers.allocate(bs, rows, "cpu")
+        out = buffers.AcceptBuffers.allocate(bs, depths + 1, "cpu")
+        i64 = torch.zeros(bs, dtype=torch.int64)
+        block = torch.zeros(bs, depths + 1, dtype=torch.int64)
+        slot = torch.zeros(bs, max(rows, depths + 1), dtype=torch.int64)
+        table = torch.zeros(bs, 128, dtype=torch.int32)
+        slots.prepare_round(i64, i64, i64, table, 5, block, block.clone(), slot)
+        logp = torch.zeros(bs, depths, k)
+        build.build_tree(logp, torch.zeros(bs, depths, k, dtype=torch.int64), i64, i64, tree)
+        mask.write_tree_mask(tree, i64, torch.zeros(bs * rows * (rows + 1), dtype=torch.uint8))
+        target = torch.zeros(bs, rows, dtype=torch.int64)
+        accept.accept_tree(target, tree, slot, i64, out, buffers.TreeCounters.allocate(depths + 1, "cpu"))
+        ring = shadow.ShadowRing.allocate(4, depths, rows, "cpu")
+        shadow.shadow_step(ring, tree, i64, i64, i64, out.out_tokens, out.commit_lens)
+    rows = bs * depths
+    logits = torch.zeros(rows, vocab, dtype=torch.bfloat16)
+    ids, values, lse = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k), torch.zeros(rows)
+    topk.draft_topk(logits, ids, values, lse)
+    topk.merge_topk(ids[None].repeat(2, 1, 1), values[None].repeat(2, 1, 1), lse[None].repeat(2, 1), ids, values)
+    one, i32 = torch.ones(bs), torch.ones(bs, dtype=torch.int32)
+    params = sample.SamplingParams(one, i32, one, one, torch.zeros(bs, dtype=torch.int64), max_top_k=20)
+    drawn = torch.zeros(rows, dtype=torch.int64)
+    sample.sample_targets(logits.float(), drawn.clone(), params, drawn)
+    free = sample.SamplingParams(one, i32, one, one, torch.zeros(bs, dtype=torch.int64), filtered=False)
+    sample.sample_targets(logits.float(), drawn.clone(), free, drawn)
+
+
+def hybrid_kernels() -> None:
+    """The launches of a hybrid layer and of the commit, at the sizes of the 27B shapes."""
+    heads, value_heads, dim, channels, bs = 16, 48, 128, 10240, 2
+    for rows, state in ((17, torch.float32), (33, torch.bfloat16), (65, torch.float32)):
+        tree = buffers.TreeBuffers.allocate(bs, rows, "cpu")
+        records = gdn.GdnRecords.allocate(1, bs, rows, heads, value_heads, dim, dim, channels, torch.bfloat16, "cpu")
+        x = torch.zeros(bs * rows, channels, dtype=torch.bfloat16)
+        conv_states = torch.zeros(1, 3, channels, 3, dtype=torch.bfloat16)
+        states = torch.zeros(1, 3, value_heads, dim, dim, dtype=state)
+        index, i64 = torch.zeros(bs, dtype=torch.int32), torch.zeros(bs, dtype=torch.int64)
+        gdn.conv_tree(x, conv_states[0], x[:4].t().contiguous(), None, index, tree.conv_ancestors, records.x[0])
+        q, k, v = x.split([heads * dim, heads * dim, value_heads * dim], dim=1)
+        q, k, v = (t.unflatten(1, (n, dim))[None] for t, n in ((q, heads), (k, heads), (v, value_heads)))
+        gate, one = torch.zeros(bs * rows, value_heads, dtype=torch.bfloat16), torch.zeros(value_heads)
+        gdn.gdn_tree(q, k, v, gate, gate, a_log=one, dt_bias=one, ssm_states=states[0], state_indices=index,
+                     ancestors=tree.ancestors, record=records.layer(0))  # fmt: skip
+        gdn.commit_tree(records, tree.ancestors, tree.conv_ancestors, index, states, conv_states, index, i64, i64)
+
+
+def main() -> None:
+    JITFunction.run = _compile_instead  # type: ignore[method-assign]
+    round_kernels()
+    hybrid_kernels()
+    print(json.dumps(REPORT))
+
+
+if __name__ == "__main__":
+    main()
