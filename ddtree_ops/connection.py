@@ -59,10 +59,12 @@ class Connection:
         agent: Caller,
         clock: Clock,
         *,
+        headers: Callable[[Settings], Mapping[str, str]] = lambda _settings: {},
         read: Callable[[str], bytes] | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         self.host = host
+        self._headers = headers
         self.close = close
         self._read_file = read
         self._agent = agent
@@ -137,7 +139,7 @@ class Connection:
             held.__exit__(None, None, None)
 
     def probe(self, settings: Settings) -> InstanceProbe:
-        return InstanceProbe(self, settings)
+        return InstanceProbe(self, settings, self._headers(settings))
 
 
 class InstanceProbe:

@@ -25,6 +25,7 @@ from ddtree_ops.plan import Effect, Options, Plan, StepName, make_plan, require_
 from ddtree_ops.preflight import findings, refuse, space
 from ddtree_ops.release import Release, RenderUnit, make_release
 from ddtree_ops.run import carry_out
+from ddtree_ops.secret import Secrets
 from ddtree_ops.steps import Work
 
 
@@ -52,6 +53,10 @@ Act = Callable[[Connection, Settings], Outcome]
 Pick = Callable[[Connection, HostFacts], Release]
 
 
+def no_secrets(_host: HostSpec, _settings: Settings) -> Secrets:
+    return Secrets()
+
+
 @dataclass(frozen=True)
 class Deploy:
     """One run of ``deploy``: everything that is the same for every host."""
@@ -65,6 +70,7 @@ class Deploy:
     evidence_dir: Path
     options: Options = field(default_factory=Options)
     gates: Callable[[Work], Mapping[str, Any]] | None = None
+    secrets: Callable[[HostSpec, Settings], Secrets] = no_secrets
     drain: Callable[[Work], str] | None = None
     kept: Mapping[str, Plan] = field(default_factory=dict)
     lock_wait_s: float = 0.0
@@ -147,6 +153,7 @@ class Deploy:
     def look(self, connection: Connection, settings: Settings) -> tuple[HostFacts, Release, Plan]:
         """Facts, the release they make, the plan; refuses a host that moved or is not fit."""
         host = connection.host
+        self.secrets(host, settings)  # one that cannot be found is a reason to touch nothing
         facts = connection.facts([*host.instances.values(), settings])
         release = self.release(host, settings, facts)
         refuse(host, settings, findings(host, settings, facts, self.engine.sglang))
@@ -202,6 +209,7 @@ class Deploy:
             token=self.token,
             report=self.report,
             gates=self.gates,
+            secrets=self.secrets(connection.host, release.settings),
             drain=self.drain,
             health_timeout_s=self.health_timeout_s,
             who=self.who,

@@ -98,7 +98,7 @@ class GateSettings(Frozen):
     """
 
     concurrencies: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1,)
-    prompts: Annotated[int, Field(ge=4, le=64)] = 16
+    prompts: Annotated[int, Field(ge=8, le=64)] = 16
     tokens: Annotated[int, Field(ge=16, le=4096)] = 128
     rounds: Annotated[int, Field(ge=2, le=20)] = 2
     min_speedup: Annotated[float, Field(gt=0)] = 1.0

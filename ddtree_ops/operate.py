@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +13,8 @@ from ddtree_ops.deploy import Deploy, Engine
 from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
 from ddtree_ops.events import Event, Kind, Report, silent
 from ddtree_ops.facts.host import HostFacts
+from ddtree_ops.gates import NAMES
+from ddtree_ops.gates.deploy import Gatekeeper, as_linear
 from ddtree_ops.hosts import each_host
 from ddtree_ops.interrupt import Token, handling
 from ddtree_ops.inventory.edit import save_settings
@@ -54,6 +56,8 @@ class How:
     health_timeout_s: float | None = None
     lock_wait_s: float = 0.0
     parallel: int = 8
+    skips: Mapping[str, str] = field(default_factory=dict)
+    baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,29 @@ def deploy(wanted: Wanted, how: How, report: Report) -> list[Outcome]:
     """Deploy; Ctrl-C and SIGTERM end it tidily."""
     token = Token()
     run = _run(wanted, how, token, report)
+
+    def act(connection: Connection, settings: Settings) -> Outcome:
+        first = _baseline_first(run, how, connection, settings)
+        return first if first is not None and not first.status.good else run.one(connection, settings)
+
     with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
-        return run.run(wanted.by_host())
+        return run.run(wanted.by_host(), act)
+
+
+def _baseline_first(run: Deploy, how: How, connection: Connection, settings: Settings) -> Outcome | None:
+    """Measure linear on this very instance, if a tree would have nothing to be compared with (or it is asked for)."""
+    host, keeper = connection.host, Gatekeeper(how.skips)
+    gates = host.gates.get(settings.instance)
+    try:
+        lacks = keeper.lacks_baseline(settings, run.engine.digest, gates, connection.call)
+    except DdtreeError:
+        return None  # the deploy itself meets it too, and says it better
+    if not lacks and not (how.baseline and gates is not None and settings.mode.builds_trees):
+        return None
+    line = "no linear baseline of this host, engine and model yet" if lacks else "a new linear baseline is asked for"
+    run.tell(host, settings, Kind.NOTE, f"{line}: linear is deployed and measured first")
+    linear = replace(run, kept={}, options=run.options.model_copy(update={"restart": False, "prove": True}))
+    return linear.one(connection, as_linear(settings))
 
 
 def rollback(
@@ -171,6 +196,8 @@ def plans(wanted: Wanted, how: How, report: Report = silent) -> list[Planned]:
 
 
 def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine | None = None) -> Deploy:
+    """Everything of one run. A release that was proven once is not taken through the gates again to go back to it."""
+    gated = engine is None
     return Deploy(
         engine=engine or wiring.engine(),
         render=render_target,
@@ -179,7 +206,9 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         token=token,
         report=report,
         evidence_dir=wiring.evidence_dir(),
-        options=Options(restart=how.restart),
+        options=Options(restart=how.restart, gates=NAMES if gated else ()),
+        gates=Gatekeeper(how.skips) if gated else None,
+        secrets=wiring.KEYRING,
         kept=wanted.kept,
         lock_wait_s=how.lock_wait_s,
         health_timeout_s=how.health_timeout_s,

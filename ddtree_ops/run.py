@@ -59,8 +59,14 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
         host=work.target,
         why=f"release {work.release.short} failed at {where}; {back}",
         next=f"ddtree-ops logs {work.target}" if not kept else f"read {kept}",
-        data={"step": str(where), "back": back, "evidence": kept, "failed": work.release.id},
+        data={**_gate(failure), "step": str(where), "back": back, "evidence": kept, "failed": work.release.id},
     )
+
+
+def _gate(failure: DdtreeError | Interrupted) -> dict[str, Any]:
+    """Which gate did not hold, and what every gate said."""
+    data = failure.data if isinstance(failure, DdtreeError) else {}
+    return {key: data[key] for key in ("gate", "gates", "problems") if key in data}
 
 
 def _undo(work: Work, undos: list[Step]) -> list[str]:
@@ -107,7 +113,12 @@ def gather(work: Work, folder: Path) -> str:
     try:
         answer = work.helper.call(
             "evidence",
-            {"instance": work.instance, "port": settings.port, "bind": settings.bind},
+            {
+                "instance": work.instance,
+                "port": settings.port,
+                "bind": settings.bind,
+                "headers": work.secrets.headers,
+            },
             deadline_s=2 * QUICK_S,
         )
         path = write_evidence(answer, folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +62,35 @@ def gather(host: HostSpec, settings: Settings, environ: Mapping[str, str], run: 
     """The values of an instance's secrets. Raises UsageError that says where one was looked for, never what it is."""
     sources = host.secrets.get(settings.instance, {})
     target = f"{host.name}:{settings.instance}"
+    for name in settings.secrets:
+        if name not in sources:  # a release may name a secret that the inventory no longer has
+            place = f"[hosts.{host.name}.instances.{settings.instance}.secrets]"
+            raise _missing(target, name, "the inventory does not say where it is", f"add it to {place}")
     return Secrets({name: _value(target, name, sources[name], environ, run or _run) for name in settings.secrets})
+
+
+class Keyring:
+    """The secrets of one run: each is looked for once, however many hosts ask, since a command may ask a person."""
+
+    def __init__(self, environ: Mapping[str, str], run: Run | None = None) -> None:
+        self._environ, self._run = environ, run
+        self._found: dict[tuple[str, str, tuple[str, ...]], Secrets] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, host: HostSpec, settings: Settings) -> Secrets:
+        """The instance's secrets. Raises UsageError."""
+        key = (host.name, settings.instance, settings.secrets)
+        with self._lock:
+            if key not in self._found:
+                self._found[key] = gather(host, settings, self._environ, self._run)
+            return self._found[key]
+
+    def headers(self, host: HostSpec, settings: Settings) -> Mapping[str, str]:
+        """What a look at the server needs; without its key, it is looked at as far as that goes."""
+        try:
+            return self(host, settings).headers
+        except UsageError:
+            return {}
 
 
 def _value(target: str, name: str, source: SecretSource, environ: Mapping[str, str], run: Run) -> str:

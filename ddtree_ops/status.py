@@ -193,6 +193,17 @@ def _differs(there: InstanceFacts, wanted: Settings) -> tuple[str, ...]:
     return tuple(f"{c.setting}: {c.before} there, {c.after} wanted" for c in settings_diff(there.settings, wanted))
 
 
+def _waived(there: InstanceFacts) -> list[str]:
+    """The gates that a person skipped for the release that is there, with the reason given."""
+    release = there.releases.get(there.current or "")
+    results = ((release.gates or {}).get("gates") or {}) if release else {}
+    return [
+        f"gate {name} {result.get('line', '')}"
+        for name, result in results.items()
+        if isinstance(result, dict) and str(result.get("line", "")).startswith("skipped:")
+    ]
+
+
 def _notes(there: InstanceFacts, resolved: Resolved | None) -> tuple[str, ...]:
     notes = []
     if there.unit.needs_reload:
@@ -205,6 +216,7 @@ def _notes(there: InstanceFacts, resolved: Resolved | None) -> tuple[str, ...]:
         notes.append(f"this release was taken back: {there.taken_back[there.current or '']}")
     if there.settings is not None and there.settings.allow_hybrid_unsafe:
         notes.append(f"unsafe flag: {there.settings.unsafe_reason}")
+    notes += _waived(there)
     if resolved is not None and resolved.stand_in:
         notes.append("a stand-in answers, not SGLang")
     return tuple(notes)

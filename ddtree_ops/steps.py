@@ -22,6 +22,7 @@ from ddtree_ops.interrupt import Token
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.plan import Plan, StepName
 from ddtree_ops.release import Release, pack, short
+from ddtree_ops.secret import Secrets
 
 UPLOAD_S = 600.0
 RENEW_EVERY_S = 40.0
@@ -69,6 +70,7 @@ class Work:
     token: Token
     report: Report
     gates: Callable[[Work], Mapping[str, Any]] | None = None
+    secrets: Secrets = field(default_factory=Secrets)
     drain: Callable[[Work], str] | None = None
     health_timeout_s: float | None = None
     who: Mapping[str, Any] = field(default_factory=dict)
@@ -133,7 +135,18 @@ def stage_release(work: Work) -> str:
     return "sent" if answer["staged"] else "was there already"
 
 
+def deliver(work: Work) -> None:
+    """The values of the release's secrets: needed before its unit starts, and by no step after."""
+    if work.secrets.values:
+        args = {"instance": work.instance}
+        changed = work.helper.call("put_secrets", args, work.secrets.payload())["changed"]
+        if changed and not work.plan.has(StepName.RESTART):
+            line = "secrets changed; the server reads them with its next start: deploy --restart"
+            work.tell(Kind.NOTE, StepName.SWITCH, line)
+
+
 def switch(work: Work) -> str:
+    deliver(work)
     args = {"instance": work.instance, "release": work.release.id}
     work.helper.call("switch", args)
     return ""
@@ -199,7 +212,8 @@ def waiting(work: Work, settings: Settings, release: str, token: Token) -> Waiti
 def prove(work: Work) -> str:
     if work.gates is not None:
         work.evidence.update(work.gates(work))
-    return ", ".join(work.evidence)
+    skipped = sum(result.get("verdict") == "skipped" for result in work.evidence.values())
+    return f"{len(work.evidence) - skipped} hold" + (f", {skipped} skipped" if skipped else "")
 
 
 def arm(work: Work) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import getpass
+import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from ddtree_ops.connection import QUICK_S, Connection
 from ddtree_ops.deploy import Engine
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.remote import open_remote
+from ddtree_ops.secret import Keyring
 
 CLOCK = SystemClock()
+KEYRING = Keyring(os.environ)
 
 
 def connect(host: HostSpec) -> Connection:
@@ -30,7 +34,10 @@ def connect(host: HostSpec) -> Connection:
     def read(path: str) -> bytes:
         return remote.get(path, deadline_s=QUICK_S, sudo=agent.sudo)
 
-    return Connection(host, agent, CLOCK, read=read, close=remote.close)
+    def headers(settings: Settings) -> Mapping[str, str]:
+        return KEYRING.headers(host, settings)
+
+    return Connection(host, agent, CLOCK, headers=headers, read=read, close=remote.close)
 
 
 def engine() -> Engine:

@@ -9,6 +9,7 @@ import typer
 
 from ddtree_ops import operate
 from ddtree_ops.cli.command import OptionalTargets, Session, command
+from ddtree_ops.gates.run import checked_skips
 from ddtree_ops.outcome import worst
 from ddtree_ops.targets import Overrides
 from ddtree_ops.ui.progress import showing
@@ -18,6 +19,7 @@ EXAMPLES = [
     "ddtree-ops deploy ct200",
     "ddtree-ops deploy ct200 --mode tree --budget 32",
     "ddtree-ops deploy ct200:tree --budget 64 --save",
+    "ddtree-ops deploy ct200:tree --skip-gate throughput --reason 'measured by hand'",
     "ddtree-ops deploy --plan change.json",
     "ddtree-ops deploy all --json | jq '.outcomes[] | .status'",
 ]
@@ -30,6 +32,11 @@ HealthTimeout = Annotated[
     typer.Option("--health-timeout", metavar="S", min=1, help="Seconds to become healthy (start_timeout_s)."),
 ]
 Wait = Annotated[int, typer.Option("--wait", metavar="S", min=0, help="Seconds to wait for a lock that another holds.")]
+SkipGate = Annotated[
+    list[str] | None,
+    typer.Option("--skip-gate", metavar="NAME", show_default=False, help="Waive a gate; needs --reason. Recorded."),
+]
+Baseline = Annotated[bool, typer.Option("--baseline", help="Measure linear anew before a tree is judged.")]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", min=1, max=64, help="Hosts at the same time.")]
 
 
@@ -45,6 +52,8 @@ def register(app: typer.Typer) -> None:
         health_timeout: HealthTimeout = None,
         wait: Wait = 0,
         parallel: Parallel = 8,
+        skip_gate: SkipGate = None,
+        baseline: Baseline = False,
     ) -> None:
         """Plan, check, stage, switch, start, prove; take back what fails."""
         names = targets or ()
@@ -54,7 +63,8 @@ def register(app: typer.Typer) -> None:
             wanted = operate.select_kept(session.fleet, names, overrides, plan)
         for notice in wanted.notices:
             session.out.notice(notice)
-        how = operate.How(restart, health_timeout, wait, parallel)
+        skips = checked_skips(skip_gate or (), overrides.unsafe_reason)
+        how = operate.How(restart, health_timeout, wait, parallel, skips=skips, baseline=baseline)
         with showing(session.out) as report:
             outcomes = operate.deploy(wanted, how, report)
         if save:

@@ -109,7 +109,8 @@ def judge(calibration: Calibration, candidate: Measurement) -> GateResult:
         )
     if findings:
         return GateResult("lossless", Verdict.FAILED, findings[0], tuple(findings), evidence)
-    ties = f", {parted} part at near ties" if parted else ""
+    how = "no more often than linear from itself" if unknown else "at near ties"
+    ties = f"; {parted} part, {how}" if parted else ""
     return GateResult("lossless", Verdict.PASSED, f"{prompts} prompts answered as linear did{ties}", (), evidence)
 
 

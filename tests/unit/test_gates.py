@@ -147,7 +147,7 @@ def test_equal_answers_pass() -> None:
 def test_parting_as_often_as_linear_does_passes() -> None:
     result = lossless.judge(calibration({1: 20, 2: 30, 3: 40}), Measurement((measured({4: 9, 5: 50, 1: 20, 9: 9}),)))
     assert result.verdict is Verdict.PASSED
-    assert "4 part at near ties" in result.line
+    assert result.line.endswith("; 4 part, no more often than linear from itself")
 
 
 def test_parting_far_more_often_fails_without_any_gap() -> None:
@@ -166,7 +166,9 @@ def test_parting_where_the_reference_was_sure_fails_at_once() -> None:
 def test_the_tie_gap_is_calibrated_by_linear_itself() -> None:
     gaps = (0.4,) * 64  # wider than rounding explains, but linear parts from itself there
     assert lossless.judge(calibration({}, gaps), Measurement((measured({7: 11}),))).verdict is Verdict.FAILED
-    assert lossless.judge(calibration({3: 8}, gaps), Measurement((measured({7: 11}),))).verdict is Verdict.PASSED
+    within = lossless.judge(calibration({3: 8}, gaps), Measurement((measured({7: 11}),)))
+    assert within.verdict is Verdict.PASSED
+    assert within.line.endswith("; 1 part, at near ties")
 
 
 def test_gaps_of_an_autoregressive_run_are_used_up_to_where_it_parts() -> None:
@@ -175,6 +177,13 @@ def test_gaps_of_an_autoregressive_run_are_used_up_to_where_it_parts() -> None:
     assert sure.verdict is Verdict.FAILED
     later = lossless.judge(calibration({}, ar=ar), Measurement((measured({7: 40}),)))
     assert later.verdict is Verdict.PASSED  # no gap is known behind token 20, and one parting is not too many
+
+
+def test_the_fewest_prompts_allowed_can_still_show_a_difference() -> None:
+    fewest = 8
+    with pytest.raises(ValueError):
+        GateSettings(prompts=fewest - 1)
+    assert more_often(fewest, fewest, 0, fewest) < lossless.P_VALUE / 10
 
 
 def test_nothing_to_compare_with_could_not_run() -> None:

@@ -128,7 +128,7 @@ CASES = {
     "table expected": ("[defaults.host]", "[defaults]\nhost = 1\n[defaults.unused]",
                        "defaults.host", "must be a table"),
     "unknown gate": ("budget = 4", "gates = {tokns = 1}", "hosts.h1.instances.b.gates.tokns", "Did you mean 'tokens'?"),
-    "gate of a wrong size": ("budget = 4", "gates = {prompts = 1}", "instances.b.gates.prompts", "at least 4"),
+    "gate of a wrong size": ("budget = 4", "gates = {prompts = 1}", "instances.b.gates.prompts", "at least 8"),
     "a secret itself": ("budget = 4", 'secrets = {api_key = "x"}', "instances.b.secrets.api_key", "not what it is"),
     "two sources": ("budget = 4", 'secrets = {api_key = {env = "A", file = "f"}}', "secrets.api_key", "exactly one of"),
     "no such secret": ("budget = 4", 'secrets = {api_kay = {env = "A"}}', "secrets.api_kay", "Did you mean 'api_key'?"),
