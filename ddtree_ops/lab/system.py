@@ -34,11 +34,17 @@ PACKAGES = {
 }
 
 
+def path() -> str:
+    """Where commands are looked for; `su` without `-` leaves the system's own directories out."""
+    return os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/local/sbin:/usr/sbin:/sbin"
+
+
 def run(
     *argv: str | os.PathLike[str], timeout: float = 30, ok: Sequence[int] = (0,), env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of this machine; an exit status outside ``ok`` or a passed deadline is a RefusedError."""
     words = [os.fspath(word) for word in argv]
+    words[0] = shutil.which(words[0], path=path()) or words[0]
     try:
         done = subprocess.run(
             words,
@@ -47,9 +53,13 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout,
-            env=None if env is None else {**os.environ, **env},
+            env={**os.environ, "PATH": path(), **(env or {})},
             check=False,
         )
+    except FileNotFoundError as error:
+        raise RefusedError(
+            f"{words[0]} is not installed", host=THIS_MACHINE, why="the lab needs it", next="ddtree-ops lab up"
+        ) from error
     except subprocess.TimeoutExpired as error:
         raise RefusedError(
             f"`{' '.join(words)}` did not end in {timeout:.0f} s", host=THIS_MACHINE, why="the lab needs it to end"
@@ -78,7 +88,7 @@ def require_root() -> None:
 
 def require_commands(say: Callable[[str], None]) -> None:
     """Install by name, through this machine's apt, the packages whose commands are missing."""
-    missing = sorted({package for command, package in PACKAGES.items() if shutil.which(command) is None})
+    missing = sorted({package for command, package in PACKAGES.items() if shutil.which(command, path=path()) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None:
