@@ -58,6 +58,7 @@ CONCESSIONS = (
 
 # aliases of flags, and flags whose value the server does not repeat (or repeats as something else)
 _ALIASES = {"tensor_parallel_size": "tp_size", "speculative_draft_model": "speculative_draft_model_path"}
+_GRAPH_FLAGS = frozenset({"disable_cuda_graph", "cuda_graph_config", "cuda_graph_backend_decode"})
 _NOT_REPEATED = frozenset({"config", "api_key", "admin_api_key"})
 
 
@@ -144,8 +145,14 @@ def _runtime(settings: Settings, info: Info) -> Iterable[Finding]:
         yield Finding("max-running-requests", f"asked for {settings.max_running_requests}, serves {serves}")
     if info.get("disable_overlap_schedule") and "disable_overlap_schedule" not in extra:
         yield Finding("overlap", "the overlap scheduler is off")
-    if info.get("disable_cuda_graph") and "disable_cuda_graph" not in extra:
-        yield Finding("cuda-graph", "CUDA graphs are off")
+    if _no_decode_graphs(info) and not extra.keys() & _GRAPH_FLAGS:
+        yield Finding("cuda-graph", "CUDA graphs of decoding are off")
+
+
+def _no_decode_graphs(info: Info) -> bool:
+    config = info.get("cuda_graph_config")
+    decode = config.get("decode") if isinstance(config, dict) else None
+    return bool(info.get("disable_cuda_graph")) or (isinstance(decode, dict) and decode.get("backend") == "disabled")
 
 
 def _log(lines: Iterable[str]) -> Iterable[Finding]:

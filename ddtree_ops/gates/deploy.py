@@ -15,6 +15,7 @@ from ddtree_ops.plan import StepName
 if TYPE_CHECKING:
     from ddtree_ops.steps import Work
 
+HOLD_MARGIN_S = 60.0
 COMPARED = ("lossless", "throughput")
 
 
@@ -38,6 +39,7 @@ class Gatekeeper:
             clock=work.clock,
             check=work.token.check,
             say=lambda line: work.tell(Kind.PROGRESS, StepName.GATES, line),
+            hold=lambda seconds: _hold(work, seconds),
             skips=self.skips,
             headers=work.secrets.headers,
         )
@@ -49,6 +51,13 @@ class Gatekeeper:
             return False
         key = baseline.baseline_key(settings, engine, gates, Mode.LINEAR)
         return baseline.unpack(call("baseline", {"key": key})["value"], gates) is None
+
+
+def _hold(work: Work, seconds: float) -> None:
+    """Move the deadline of the host's dead-man switch ahead of what comes next; we are alive, or it would not move."""
+    if work.armed:
+        within = seconds + HOLD_MARGIN_S
+        work.helper.call("arm", {"instance": work.instance, "to": work.plan.back or "none", "within_s": within})
 
 
 def as_linear(settings: Settings) -> Settings:

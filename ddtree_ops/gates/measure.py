@@ -78,6 +78,17 @@ def load_request(gates: GateSettings, concurrency: int, *, gaps: bool = False) -
     }
 
 
+SLOWEST_TOKENS_PER_S = 5.0
+"""A stream slower than this is given up: nobody serves at it, and a host waits that long to be confirmed."""
+
+
+def longest_s(request: Mapping[str, Any]) -> float:
+    """How long a load may take at most."""
+    answers = int(len(request["bodies"]) * request["rounds"] + request["warmup"])
+    tokens = answers * int(request["bodies"][0]["sampling_params"]["max_new_tokens"])
+    return 60.0 + tokens / (SLOWEST_TOKENS_PER_S * min(int(request["concurrency"]), answers))
+
+
 def parse_run(answer: Mapping[str, Any], tokens: int) -> Run:
     """Read the helper's answer. A reply that is not ``tokens`` long, or none, is an error of that request."""
     samples, errors = [], []

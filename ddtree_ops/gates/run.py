@@ -11,12 +11,11 @@ from ddtree_ops.clock import Clock, Deadline
 from ddtree_ops.errors import UsageError
 from ddtree_ops.gates import attest, baseline, identity, lossless, measure, soak, throughput
 from ddtree_ops.gates.measure import Measurement, Run
-from ddtree_ops.gates.result import NAMES, GateError, GateResult, could_not_run, skipped
+from ddtree_ops.gates.result import NAMES, GateError, GateResult, Verdict, could_not_run, skipped
 from ddtree_ops.inventory.checks import did_you_mean
 from ddtree_ops.model import GateSettings, Mode, Settings
 
 COMPLETION_TOKENS = 8
-LOAD_DEADLINE_S = 1800.0
 SOAK_EVERY_S = 5.0
 
 
@@ -33,7 +32,8 @@ class Subject:
     """The instance that is being proven, and everything needed to look at it.
 
     ``gates`` is None where the inventory declares none: then nothing is measured. ``skips`` are waived by a person,
-    with a reason. ``check`` raises if the person interrupts; ``say`` is a line of progress.
+    with a reason. ``check`` raises if the person interrupts; ``say`` is a line of progress; ``hold`` is told how many
+    seconds the next part may take, so that a host which waits to be confirmed waits that much longer.
     """
 
     target: str
@@ -46,6 +46,7 @@ class Subject:
     clock: Clock
     check: Callable[[], None]
     say: Callable[[str], None]
+    hold: Callable[[float], None] = lambda _seconds: None
     skips: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -147,8 +148,17 @@ class _Bench:
     def load(self, concurrency: int, *, gaps: bool = False) -> Run:
         self.subject.check()
         self.subject.say(f"measuring with {concurrency} streams")
-        args = self.where() | measure.load_request(self.gates, concurrency, gaps=gaps)
-        answer = self.subject.call("load", args, deadline_s=LOAD_DEADLINE_S)
+        return self.put_load(measure.load_request(self.gates, concurrency, gaps=gaps))
+
+    def one_request(self) -> Run:
+        """A single answer, to see that there is one and what its accept length is."""
+        request = measure.load_request(self.gates, 1)
+        return self.put_load(request | {"bodies": request["bodies"][:1], "rounds": 1, "warmup": 0})
+
+    def put_load(self, request: dict[str, Any]) -> Run:
+        seconds = measure.longest_s(request)
+        self.subject.hold(seconds)
+        answer = self.subject.call("load", self.where() | request, deadline_s=seconds)
         return measure.parse_run(answer, self.gates.tokens)
 
     def where(self) -> dict[str, Any]:
@@ -199,17 +209,7 @@ def _lossless(bench: _Bench) -> GateResult:
 
 def _throughput(bench: _Bench) -> GateResult:
     if bench.mode in baseline.KINDS:
-        found = bench.measurement()
-        if found.errors:
-            return could_not_run("throughput", found.errors[0], errors=list(found.errors))
-        figures = {run.concurrency: run.tokens_per_s for run in found.runs}
-        return GateResult(
-            "throughput",
-            skipped("throughput", "").verdict,
-            f"{bench.mode} is what is compared with: "
-            + ", ".join(f"{value:.0f} tok/s at {streams}" for streams, value in figures.items()),
-            evidence={"tokens_per_s": figures},
-        )
+        return _as_baseline(bench)
     if bench.mode is Mode.SHADOW_LINEAR:
         return skipped("throughput", "shadow-linear scores trees beside linear; it is not meant to be faster")
     linear = bench.baseline(Mode.LINEAR)
@@ -218,33 +218,39 @@ def _throughput(bench: _Bench) -> GateResult:
     return throughput.judge(bench.gates, linear, bench.measurement())
 
 
+def _as_baseline(bench: _Bench) -> GateResult:
+    """Linear and ar are measured to be compared with; there is nothing they could fail but to answer."""
+    found = bench.measurement()
+    if found.errors:
+        return could_not_run("throughput", found.errors[0], errors=list(found.errors))
+    figures = {run.concurrency: run.tokens_per_s for run in found.runs}
+    told = ", ".join(f"{value:.0f} tok/s at {streams}" for streams, value in figures.items())
+    line = f"{bench.mode} is what is compared with: {told}"
+    return GateResult("throughput", Verdict.SKIPPED, line, evidence={"tokens_per_s": figures})
+
+
 def _soak(subject: Subject, bench: _Bench) -> GateResult:
     if bench.gates.soak_s == 0:
         return skipped("soak", "soak_s is 0")
     began = subject.clock.monotonic()
     deadline = Deadline.after(bench.gates.soak_s, subject.clock)
-    looks = [_look(subject, 0.0)]
+    looks = [_look(bench, 0.0)]
     while not deadline.passed and looks[-1].healthy and not looks[-1].error:
         subject.check()
         subject.say(f"soaking, {deadline.left:.0f} s left")
         subject.clock.sleep(min(SOAK_EVERY_S, deadline.left))
-        looks.append(_look(subject, subject.clock.monotonic() - began))
+        looks.append(_look(bench, subject.clock.monotonic() - began))
     if not looks[-1].healthy or looks[-1].error:  # how long was asked for no longer matters
         return soak.judge(bench.gates.model_copy(update={"soak_s": 0}), bench.mode, looks)
     return soak.judge(bench.gates, bench.mode, looks)
 
 
-def _look(subject: Subject, at_s: float) -> soak.Look:
+def _look(bench: _Bench, at_s: float) -> soak.Look:
     """Health by identity, and one request that tells its accept length."""
-    seen = subject.probe.observe()
-    verdict = health.judge(seen, subject.release, subject.settings.port)
+    seen = bench.subject.probe.observe()
+    verdict = health.judge(seen, bench.subject.release, bench.subject.settings.port)
     healthy = verdict.state is health.State.ANSWERING
-    accept, error = None, ""
-    if healthy:
-        assert subject.gates is not None
-        one = measure.load_request(subject.gates, 1)
-        args = {"port": subject.settings.port, "bind": subject.settings.bind, "headers": dict(subject.headers), **one}
-        args |= {"bodies": one["bodies"][:1], "rounds": 1, "warmup": 0}
-        run = measure.parse_run(subject.call("load", args, deadline_s=LOAD_DEADLINE_S), subject.gates.tokens)
-        accept, error = run.accept_length, next(iter(run.errors), "")
+    run = bench.one_request() if healthy else None
+    accept = run.accept_length if run else None
+    error = next(iter(run.errors), "") if run else ""
     return soak.Look(at_s, healthy, verdict.line, seen.unit.restarts, seen.unit.invocation, accept, error)

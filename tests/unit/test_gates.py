@@ -226,7 +226,8 @@ def test_a_server_that_did_as_asked_passes() -> None:
         ({"weight_version": "default"}, f"weight-version: asked for {RELEASE}, resolved default"),
         ({"effective_max_running_requests_per_dp": 2}, "max-running-requests: asked for 16, serves 2"),
         ({"disable_overlap_schedule": True}, "overlap: the overlap scheduler is off"),
-        ({"disable_cuda_graph": True}, "cuda-graph: CUDA graphs are off"),
+        ({"disable_cuda_graph": True}, "cuda-graph: CUDA graphs of decoding are off"),
+        ({"cuda_graph_config": {"decode": {"backend": "disabled"}}}, "cuda-graph: CUDA graphs of decoding are off"),
         ({"enable_metrics": False}, "enable-metrics: asked for True, resolved False"),
     ],
 )
