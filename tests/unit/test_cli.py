@@ -175,6 +175,16 @@ def test_mode_tree_without_a_drafter(tmp_path: Path) -> None:
     assert "error: h:a: mode tree has no drafter" in result.stderr
 
 
+def test_a_template_with_an_undefined_variable(tmp_path: Path) -> None:
+    (tmp_path / "own.j2").write_text("ExecStart={{ comand }}\n")
+    file = tmp_path / "fleet.toml"
+    file.write_text(HOST.format(name="h").replace("[hosts.h]\n", '[hosts.h]\nunit_template = "own.j2"\n'))
+    result = RUNNER.invoke(frame.app, ["render", "h", "-i", str(file)])
+    assert result.exit_code == ExitCode.USAGE
+    assert "own.j2:1: 'comand' is undefined" in result.stderr
+    assert "a template may use: cache, " in result.stderr
+
+
 # -- which inventory
 
 
