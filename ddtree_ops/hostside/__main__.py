@@ -38,6 +38,7 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "disarm": ("deadman", True),
     "expire": ("deadman", False),
     "at_boot": ("deadman", False),
+    "drift": ("drift", False),
     "evidence": ("evidence", False),
     "prune": ("prune", True),
     "logs": ("journal", False),

@@ -10,7 +10,7 @@ import os
 import re
 import tarfile
 import time
-from typing import Any
+from typing import Any, Match
 
 from . import facts, files, journal, observe, procs, staging, state, units
 from .context import Context, Op
@@ -18,8 +18,9 @@ from .context import Context, Op
 HIDDEN = "[redacted]"
 # Flags and variables whose value is a secret by their name, and tokens that show by their shape.
 BY_NAME = re.compile(
-    r"""((?:--[a-z-]*(?:api-key|token|password|secret)|[A-Za-z0-9_]*(?:API_?KEY|TOKEN|PASSWORD|SECRET|CREDENTIAL))"""
-    r"""["']?\s*[=:,\s]\s*["']?)([^\s"',;}\]]{4,})""",
+    r"""((?:--[a-z-]*(?:api-key|token|password|secret)["']?(?:\s*[=,]\s*|\s+)"""
+    r"""|(?:API_?KEY|TOKEN|PASSWORD|SECRET|CREDENTIALS?)["']?\s*[=:]\s*))"""
+    r"""("[^"]{4,}"|'[^']{4,}'|[^\s"',;}\]]{4,})""",
     re.I,
 )
 BY_SHAPE = re.compile(r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,})|(?<=Bearer )\S{8,}")
@@ -30,7 +31,12 @@ def redact(text: str, secrets: list[str]) -> str:
     for secret in sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
         text = text.replace(json.dumps(secret)[1:-1], HIDDEN)
-    return BY_SHAPE.sub(HIDDEN, BY_NAME.sub(r"\1" + HIDDEN, text))
+    return BY_SHAPE.sub(HIDDEN, BY_NAME.sub(hide, text))
+
+
+def hide(found: Match[str]) -> str:
+    quote = found.group(2)[0] if found.group(2)[0] in "\"'" else ""
+    return found.group(1) + quote + HIDDEN + quote
 
 
 def known_secrets(ctx: Context, instance: str) -> list[str]:

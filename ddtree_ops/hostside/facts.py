@@ -12,7 +12,7 @@ import shutil
 import time
 from typing import Any
 
-from . import deadman, files, lock, procs, staging, state, units
+from . import deadman, engine, files, lock, procs, staging, state, units
 from .context import DIGEST, Context, Op, listdir
 
 GPU_QUERY = (
@@ -38,9 +38,16 @@ def facts(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         "listeners": procs.listeners({int(p) for p in args.get("ports") or []}),
         "venvs": {path: venv(path) for path in args.get("venvs") or []},
         "paths": {path: stat(path) for path in args.get("paths") or []},
-        "engines": [e for e in listdir(ctx.path("engines")) if DIGEST.match(e)],
+        "engines": [e for e in listdir(ctx.path("engines")) if DIGEST.match(e) and whole_engine(ctx, e)],
         "instances": {name: instance(ctx, name) for name in names},
     }
+
+
+def whole_engine(ctx: Context, digest: str) -> bool:
+    """A damaged engine counts as missing: the next deploy stages it again."""
+    place = ctx.engine_dir(digest)
+    manifest = files.read_json(os.path.join(place, engine.MANIFEST))
+    return isinstance(manifest, dict) and engine.is_whole(place, manifest)
 
 
 def host(ctx: Context) -> dict[str, Any]:

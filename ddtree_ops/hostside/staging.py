@@ -21,32 +21,18 @@ MAX_FILE = 1 << 30
 
 
 def missing(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """{engines: [digest], releases: {instance: [digest]}, blobs: [sha256]} -> those of each that the host lacks.
+    """{engines: [digest], releases: {instance: [digest]}} -> those of each that the host lacks."""
 
-    A blob counts as present if the manifest of a complete engine names it.
-    """
-    releases = {
-        instance: [r for r in wanted if files.read_json(os.path.join(ctx.release_dir(instance, r), MANIFEST)) is None]
-        for instance, wanted in (args.get("releases") or {}).items()
+    def here(folder: str) -> bool:
+        return files.read_json(os.path.join(folder, MANIFEST)) is not None
+
+    return {
+        "engines": [e for e in args.get("engines") or [] if not here(ctx.engine_dir(e))],
+        "releases": {
+            instance: [r for r in wanted if not here(ctx.release_dir(instance, r))]
+            for instance, wanted in (args.get("releases") or {}).items()
+        },
     }
-    engines = [
-        e for e in args.get("engines") or [] if files.read_json(os.path.join(ctx.engine_dir(e), MANIFEST)) is None
-    ]
-    blobs = args.get("blobs") or []
-    known = known_blobs(ctx) if blobs else set()
-    return {"engines": engines, "releases": releases, "blobs": [b for b in blobs if b not in known]}
-
-
-def known_blobs(ctx: Context) -> set[str]:
-    found: set[str] = set()
-    for engine in files_in(ctx.path("engines")):
-        manifest = files.read_json(ctx.path("engines", engine, MANIFEST)) or {}
-        found.update(wanted_files(manifest).values())
-    return found
-
-
-def files_in(folder: str) -> list[str]:
-    return [n for n in (os.listdir(folder) if os.path.isdir(folder) else []) if not n.startswith(".")]
 
 
 def wanted_files(manifest: dict[str, Any]) -> dict[str, str]:

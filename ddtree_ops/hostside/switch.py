@@ -52,14 +52,16 @@ def point_at(ctx: Context, instance: str, release: str | None) -> None:
         )  # fmt: skip
     was = state.current(ctx, instance)
     if was == release:
-        return
-    if release is None:
+        pass
+    elif release is None:
         files.remove_link(link)
     else:
         files.point(link, os.path.join("releases", release))
     known = state.load(ctx, instance)
+    if was == release == known["current"]:
+        return
     known["current"] = release
-    if was is not None:
+    if was not in (None, release):
         known["previous"] = was
     state.save(ctx, instance, known)
 

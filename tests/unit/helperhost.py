@@ -57,9 +57,11 @@ def helper_host(folder: Path) -> HelperHost:
     return HelperHost(agent, root, units, systemd)
 
 
-def release_tar(unit: str, *, engine: str | None = None, spoil: bool = False) -> tuple[str, bytes]:
+def release_tar(
+    unit: str, *, engine: str | None = None, spoil: bool = False, settings: bytes = b"{}\n"
+) -> tuple[str, bytes]:
     """A release's digest and tar. ``spoil`` changes a byte after the manifest was made."""
-    parts = {"unit": unit.encode(), "settings.json": b'{"mode": "linear"}\n'}
+    parts = {"unit": unit.encode(), "settings.json": settings}
     manifest = {"files": {n: hashlib.sha256(d).hexdigest() for n, d in parts.items()}, "engine": engine}
     data = json.dumps(manifest, sort_keys=True).encode()
     if spoil:
