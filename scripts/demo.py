@@ -52,8 +52,11 @@ STORY = (
     Step(
         "What would a draft tree of 32 nodes change?", ("plan", "lab1", "--mode", "tree", "--budget", "32"), shown=False
     ),
-    Step("Deploy it.", ("deploy", "lab", "--mode", "tree", "--budget", "32")),
-    Step("What runs, and how it differs from the inventory.", ("status", "lab")),
+    Step(
+        "Deploy it on both, and write it into the inventory.",
+        ("deploy", "lab", "--mode", "tree", "--budget", "32", "--save"),
+    ),
+    Step("What the inventory wants is on disk, loaded, and what answers.", ("status", "lab")),
     Step(
         "Now break one on purpose: a server with 64 nodes runs out of memory on lab1.",
         ("lab", "fault", "lab1", "CRASH_AT_START=1", "ONLY=budget=64", "--lab", LAB),
@@ -66,7 +69,12 @@ STORY = (
     ),
     Step("And by hand: back to the last proven release before this one.", ("rollback", "lab1"), shown=False),
     Step("What happened on lab1.", ("history", "lab1"), shown=False),
-    Step("What runs now.", ("status", "lab"), shown=False),
+    Step(
+        "What runs now: lab1 differs from the inventory, exit code 8 says so.",
+        ("status", "lab"),
+        ExitCode.MOVED,
+        shown=False,
+    ),
 )
 
 
