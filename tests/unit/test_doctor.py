@@ -9,6 +9,7 @@ import pytest
 from doctorhosts import (
     CACHE,
     DRAFTER,
+    HERE,
     MODEL,
     VENV,
     answer,
@@ -131,11 +132,29 @@ def test_a_host_without_gpus_needs_none() -> None:
 
 
 def test_h200() -> None:
-    """The pair runs; trees are not proven on 9.0; its driver is too old for CUDA 13."""
-    results = found(with_gpus(smi("h200.csv")))
-    assert ids(results) == ["driver-old", "unproven"]
+    """A real answer: one H200 in a virtual machine without systemd, without a venv and without models."""
+    raw = json.loads((HERE / "doctor/h200.json").read_text())
+    machine = parse_machine(raw)
+    card = machine.gpus.card(0)
+    assert card is not None
+    assert (card.name, card.memory_mib, card.capability, card.driver) == ("NVIDIA H200", 143771, "9.0", "580.159.04")
+    assert (card.mig, card.persistent, card.ecc, card.uncorrected, card.bus) == (False, True, True, 0, "00:06")
+    assert machine.nvcc == "13.0"
+    assert machine.port_range == (32768, 60999)
+    assert ids(found(raw, settings(venv="/usr"))) == ["systemd-absent", "sglang-absent", "torch-absent", "ninja-absent"]
+
+
+def test_trees_are_not_proven_on_every_gpu() -> None:
+    csv = json.loads((HERE / "doctor/h200.json").read_text())["gpus"]["query"]["out"]
+    results = found(with_gpus(csv))
+    assert ids(results) == ["unproven"]
+    assert "NVIDIA H200 (compute capability 9.0)" in results[0].seen
+
+
+def test_a_driver_that_is_too_old_for_torch() -> None:
+    results = found(with_gpus(smi("rtx-pro-6000-x8.csv").replace("580.95.05", "570.124.06")))
+    assert ids(results) == ["driver-old"]
     assert "needs 580.65 or newer" in results[0].seen
-    assert "NVIDIA H200 (compute capability 9.0)" in results[1].seen
 
 
 def test_a_gpu_that_requires_reset() -> None:
