@@ -23,6 +23,7 @@ from ddtree_ops.ui import Output
 # one module of this package each, in the order of --help
 COMMANDS: tuple[str, ...] = (
     "doctor",
+    "bootstrap",
     "targets",
     "render",
     "plan",
