@@ -77,6 +77,7 @@ class Deploy:
     health_timeout_s: float | None = None
     parallel: int = 8
     who: Mapping[str, Any] = field(default_factory=dict)
+    audit: Callable[[Outcome], None] = lambda _outcome: None
 
     def run(self, hosts: Sequence[tuple[HostSpec, Sequence[Settings]]], act: Act | None = None) -> list[Outcome]:
         """Deploy to every host; one result for each instance, whatever happens to the others."""
@@ -238,6 +239,7 @@ class Deploy:
             error=error,
             notes=plan.notes if plan else (),
         )
+        self.audit(outcome)
         self.report(Event(Kind.END, host.name, settings.instance, str(status), outcome.line))
         return outcome
 

@@ -214,7 +214,22 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         health_timeout_s=how.health_timeout_s,
         parallel=how.parallel,
         who=wiring.who(),
+        audit=_audited("deploy" if gated else "rollback", wanted.inventory, report),
     )
+
+
+def _audited(command: str, inventory: str, report: Report) -> Callable[[Outcome], None]:
+    """Each outcome into the operator's own log. A log that cannot be written is said and changes no outcome."""
+    log = wiring.audit()
+
+    def record(outcome: Outcome) -> None:
+        try:
+            log.outcome(command, inventory, outcome)
+        except OSError as error:
+            line = f"not recorded in {log.path}: {error.strerror}"
+            report(Event(Kind.NOTE, outcome.host, outcome.instance, "audit", line))
+
+    return record
 
 
 def save(wanted: Wanted, overrides: Overrides, outcomes: Sequence[Outcome]) -> list[str]:

@@ -13,6 +13,7 @@ import platformdirs
 
 from ddtree_ops import __version__
 from ddtree_ops.agent import Agent
+from ddtree_ops.audit import Audit
 from ddtree_ops.bundle.build import Bundle, build_bundle
 from ddtree_ops.bundle.stage import check_engine, stage_engine
 from ddtree_ops.clock import SystemClock
@@ -59,6 +60,11 @@ def of_bundle(bundle: Bundle) -> Engine:
 def who() -> dict[str, Any]:
     """Who does it and from where, for the host's history."""
     return {"by": getpass.getuser(), "client": platform.node(), "ddtree_ops": __version__}
+
+
+def audit() -> Audit:
+    """The operator's own log."""
+    return Audit(platformdirs.user_state_path("ddtree-ops") / "audit.jsonl", CLOCK, who())
 
 
 def evidence_dir() -> Path:
