@@ -2,6 +2,7 @@
 
     python data.py fetch   WORK          download the packages of sources.toml (pip, apt-get) into WORK
     python data.py prepare WORK OUT      write tokenizer.json, train.u16.xz, heldout.npz and corpus.json into OUT
+    python data.py prompts WORK FILE     choose the benchmark's prompts from the held-out documents
 
 Everything below `fetch` is deterministic: documents are ordered by the hash of their name, one in 64 is held out by
 that same hash, exact duplicates are dropped, and the tokenizer is trained on a fixed sample.
@@ -19,7 +20,8 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -259,12 +261,68 @@ def prepare(work: Path, out: Path) -> None:
     print({key: value for key, value in summary.items() if key != "heldout_names"})
 
 
+# -------------------------------------------------------------------------------------------- prompts
+
+PER_CATEGORY = 8
+PROMPT_CHARS = 320
+
+
+def cut(document: Document, start: int) -> str:
+    """About PROMPT_CHARS from the first line break after ``start``, ending in the middle of the text."""
+    begin = document.text.find("\n", start) + 1
+    return document.text[begin : begin + PROMPT_CHARS].rstrip()
+
+
+def squeezed(text: str) -> float:
+    """How small the text compresses: low is repetitive."""
+    raw = text.encode()
+    return len(zlib.compress(raw, 9)) / max(len(raw), 1)
+
+
+def turns(text: str) -> float:
+    """Fewer is better: minus the number of questions put to an interpreter or a shell."""
+    return -len(re.findall(r"^\s*(?:>>> |\$ |[a-z]*=[>#] )", text, re.M))
+
+
+def best_windows(documents: list[Document], score: Callable[[str], float]) -> list[tuple[str, str]]:
+    """The best window of each document by ``score`` (low is good), the best PER_CATEGORY documents."""
+    found = []
+    for document in documents:
+        starts = range(0, len(document.text) - 2 * PROMPT_CHARS, PROMPT_CHARS)
+        texts = [text for text in (cut(document, s) for s in starts) if len(text) > PROMPT_CHARS // 2]
+        varied = [text for text in texts if len(set(text.split())) > 8]
+        if varied:
+            text = min(varied, key=score)
+            found.append((score(text), document.name, text))
+    return [(name, text) for _, name, text in sorted(found)[:PER_CATEGORY]]
+
+
+def choose_prompts(documents: list[Document]) -> Iterator[dict[str, str]]:
+    """Eight windows each: of code, of prose, the liveliest dialogues with an interpreter, the most repetitive."""
+    for kind in ("code", "prose"):
+        of_kind = [d for d in documents if d.kind == kind and len(d.text) > 4 * PROMPT_CHARS]
+        for document in of_kind[:PER_CATEGORY]:
+            start = (document.key >> 8) % (len(document.text) - 2 * PROMPT_CHARS)
+            yield {"category": kind, "source": document.name, "text": cut(document, start)}
+    for category, score in (("dialogue", turns), ("repetitive", squeezed)):
+        for name, text in best_windows([d for d in documents if d.kind != "dialogue"], score):
+            yield {"category": category, "source": name, "text": text}
+
+
+def write_prompts(work: Path, out: Path) -> None:
+    heldout = sorted((d for d in corpus(work) if d.heldout), key=lambda d: d.key)
+    lines = [json.dumps(prompt, ensure_ascii=False) for prompt in choose_prompts(heldout)]
+    out.write_text("\n".join(lines) + "\n")
+
+
 def main() -> None:
     command, work, *rest = sys.argv[1:]
     if command == "fetch":
         fetch(Path(work))
     elif command == "prepare":
         prepare(Path(work), Path(rest[0]))
+    elif command == "prompts":
+        write_prompts(Path(work), Path(rest[0]))
     else:
         raise SystemExit(__doc__)
 

@@ -15,6 +15,8 @@ import pytest
 
 # Triton reads this when a kernel is decorated, that is, before anything imports one.
 os.environ["TRITON_INTERPRET"] = "1"
+# Read when NumPy is first imported. The pair's matrices are small: more threads wait for each other than help.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ENGINE_SRC = Path(__file__).parents[2] / "patches" / "sglang-ddtree" / "src"
 if str(ENGINE_SRC) not in sys.path:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from sglang_ddtree.cpu.delta import Rows
 from sglang_ddtree.cpu.drafter import Drafter, target_layers
 from sglang_ddtree.cpu.target import Target
@@ -191,9 +190,7 @@ class Session:
         logp, ids = self.draft()
         cap = min(self.mode.topk_cap, self.mode.budget)
         if self.mode.builds_trees:
-            tree = build_tree(
-                logp[:, :cap], ids[:, :cap], root, self.mode.budget + 1, keep_spine=self.mode.keep_spine
-            )
+            tree = build_tree(logp[:, :cap], ids[:, :cap], root, self.mode.budget + 1, keep_spine=self.mode.keep_spine)
             if self.mode.name == "tree":
                 return tree
             self.open.append(Proposal(tree, len(self.tokens)))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from sglang_ddtree.cpu.target import KV, attend, mlp, rms_norm, rotate
 from sglang_ddtree.cpu.weights import load_config, load_weights
 
@@ -53,7 +52,7 @@ class Drafter:
             cache[layer].append(*self._keys_values(layer, context, positions))
 
     def draft(self, anchor: int, embedding: np.ndarray, cache: list[KV]) -> np.ndarray:
-        """Hidden states [block - 1, hidden] of the slots after ``anchor``, the last token, which is not committed yet."""
+        """Hidden states [block - 1, hidden] of the slots after ``anchor``, the last token, still uncommitted."""
         w, c = self.weights, self.config
         ids = np.full(self.block, self.mask_token)
         ids[0] = anchor

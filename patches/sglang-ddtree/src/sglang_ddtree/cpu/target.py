@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from sglang_ddtree.cpu.delta import Rows, conv, delta_rule, sigmoid, silu, softplus, unit
 from sglang_ddtree.cpu.weights import load_config, load_weights
 
