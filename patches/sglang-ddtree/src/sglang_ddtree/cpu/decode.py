@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from sglang_ddtree.cpu.delta import Rows
 from sglang_ddtree.cpu.drafter import Drafter, target_layers
 from sglang_ddtree.cpu.target import Target

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from sglang_ddtree.cpu.target import KV, attend, mlp, rms_norm, rotate
 from sglang_ddtree.cpu.weights import load_config, load_weights
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from sglang_ddtree.cpu.delta import Rows, conv, delta_rule, sigmoid, silu, softplus, unit
 from sglang_ddtree.cpu.weights import load_config, load_weights
 

@@ -8,6 +8,7 @@ no pointer is chased through the sibling links.
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import AcceptBuffers, TreeBuffers, TreeCounters, check, require
 
 

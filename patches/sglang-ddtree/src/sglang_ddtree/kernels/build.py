@@ -13,6 +13,7 @@ needs (K + 1)^D < 2^63, which holds for K = 16 at D = 15.
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import TreeBuffers, check, require
 
 MAX_ROWS = 512

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import triton
+
 from sglang_ddtree.kernels.buffers import check, require
 from sglang_ddtree.kernels.gdn_commit import commit_conv_kernel, commit_state_kernel
 from sglang_ddtree.kernels.gdn_conv import conv_tree_kernel

@@ -7,6 +7,7 @@ reads only the last N cells of each row (``skip_prefix_custom_mask``), so only t
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import TreeBuffers, check, require
 
 _ROWS_PER_PROGRAM = 8

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import check, require
 from sglang_ddtree.kernels.keys import gumbel
 from sglang_ddtree.kernels.topk import MAX_K, draft_topk

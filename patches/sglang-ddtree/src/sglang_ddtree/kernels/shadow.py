@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import TreeBuffers, check, require
 
 

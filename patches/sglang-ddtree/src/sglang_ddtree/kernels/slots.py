@@ -8,6 +8,7 @@ from here.
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import check, require
 
 

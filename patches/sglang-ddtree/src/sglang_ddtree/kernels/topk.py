@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from sglang_ddtree.kernels.buffers import check, require
 from sglang_ddtree.kernels.keys import key_column, key_value, ordered_key
 

@@ -9,6 +9,7 @@ what is emitted. Siblings carry distinct tokens, so at most one child matches.
 from dataclasses import dataclass
 
 import numpy as np
+
 from sglang_ddtree.reference.tree import NO_LINK, Tree
 
 
