@@ -83,7 +83,8 @@ def build_bundle(wheel: Path | None = None, *, patches: Path | None = None, cach
 
 def plugin_files(plugin: Path) -> dict[str, bytes]:
     """The plugin's modules and the dist-info that lets SGLang find its entry point on PYTHONPATH."""
-    project = tomllib.loads((plugin / "pyproject.toml").read_text("utf-8"))["project"]
+    described = plugin / "pyproject.toml"
+    project = tomllib.loads(described.read_text("utf-8"))["project"] if described.is_file() else {}
     source = plugin / "src"
     found = {
         path.relative_to(source).as_posix(): path.read_bytes()

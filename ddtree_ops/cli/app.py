@@ -24,6 +24,7 @@ from ddtree_ops.ui import Output
 COMMANDS: tuple[str, ...] = (
     "doctor",
     "bootstrap",
+    "smoke",
     "targets",
     "render",
     "plan",

@@ -162,6 +162,9 @@ def test_plugin_without_entry_point_is_refused(patches: Path, tmp_path: Path) ->
     (patches / "sglang-ddtree/pyproject.toml").write_text('[project]\nname = "x"\nversion = "1"\n')
     with pytest.raises(RefusedError, match="no entry point"):
         build_bundle(patches=patches, cache=tmp_path / "cache")
+    (patches / "sglang-ddtree/pyproject.toml").unlink()
+    with pytest.raises(RefusedError, match="no entry point"):
+        build_bundle(patches=patches, cache=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a/..", "./a", "a\\b", "", "a\nb"])

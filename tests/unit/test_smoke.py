@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddtree_ops import smoke as smoke_module
+from ddtree_ops.clock import FakeClock
+from ddtree_ops.errors import ExitCode, RolledBackError
+from ddtree_ops.events import Event, Kind, Report
+from ddtree_ops.model import Address, HostSpec, Mode, Settings
+from ddtree_ops.operate import How, Wanted
+from ddtree_ops.outcome import Outcome, Status
+from ddtree_ops.smoke import Case, Smoke, Verdict, smoke
+from ddtree_ops.targets import Target
+from ddtree_ops.ui.smoke import junit, markdown
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = Settings(instance="tree", mode=Mode.TREE, gpus=(0,), port=30001, model="/m", drafter="/d")
+HOST = HostSpec(name="ct200", address=Address(host="ct200"), instances={"tree": SETTINGS})
+WANTED = Wanted("fleet.toml", (Target(HOST, SETTINGS),))
+NEW, OLD = "a" * 64, "b" * 64
+GATES = {
+    "identity": {"verdict": "passed", "line": "the release answers", "findings": []},
+    "lossless": {"verdict": "skipped", "line": "no baseline", "findings": []},
+}
+
+
+def outcome(status: Status, **change: Any) -> Outcome:
+    return Outcome(**({"host": "ct200", "instance": "tree", "status": status, "release": NEW, "before": OLD} | change))
+
+
+@pytest.fixture
+def acted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done besides deploying, in order."""
+    did: list[str] = []
+
+    def rollback(_wanted: Wanted, _how: How, _report: Report, *, to: str, **_: Any) -> list[Outcome]:
+        did.append(f"rollback to {to[:1]}")
+        return [outcome(Status.DEPLOYED, release=to)]
+
+    def to_nothing(_target: Target) -> tuple[Verdict, str]:
+        did.append("to nothing")
+        return Verdict.PASSED, "nothing was there before"
+
+    monkeypatch.setattr(smoke_module.operate, "rollback", rollback)
+    monkeypatch.setattr(smoke_module, "to_nothing", to_nothing)
+    return did
+
+
+Run = Callable[..., Smoke]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, acted: list[str]) -> Run:
+    del acted
+
+    def made(result: Outcome, before: str | None = OLD) -> Smoke:
+        clock = FakeClock()
+
+        def deploy(_wanted: Wanted, _how: How, report: Report) -> list[Outcome]:
+            report(Event(Kind.START, "ct200", "tree", "stage engine", "sending"))
+            clock.sleep(2.5)
+            report(Event(Kind.OK, "ct200", "tree", "stage engine", "staged"))
+            return [result]
+
+        looks = iter([(before, {}), (NEW, GATES)])
+        monkeypatch.setattr(smoke_module.operate, "deploy", deploy)
+        monkeypatch.setattr(smoke_module, "current", lambda _target: next(looks))
+        return smoke(WANTED, How(), lambda _event: None, clock)
+
+    return made
+
+
+def verdicts(seen: Smoke) -> dict[str, str]:
+    return {f"{case.group}/{case.name}": str(case.verdict) for case in seen.cases}
+
+
+def test_what_passed_is_put_back(run: Run, acted: list[str]) -> None:
+    seen = run(outcome(Status.DEPLOYED))
+    assert verdicts(seen) == {
+        "deploy/stage engine": "passed",
+        "deploy/as a whole": "passed",
+        "gates/identity": "passed",
+        "gates/lossless": "skipped",
+        "rollback/put back": "passed",
+    }
+    assert seen.cases[0].seconds == 2.5
+    assert acted == ["rollback to b"]
+    assert seen.code is ExitCode.DONE
+
+
+def test_a_first_deploy_goes_back_to_nothing(run: Run, acted: list[str]) -> None:
+    assert run(outcome(Status.DEPLOYED, before=None), before=None).code is ExitCode.DONE
+    assert acted == ["to nothing"]
+
+
+def test_what_was_there_already_stays(run: Run, acted: list[str]) -> None:
+    seen = run(outcome(Status.UNCHANGED, before=NEW), before=NEW)
+    assert verdicts(seen)["rollback/put back"] == "skipped"
+    assert acted == []
+
+
+def test_what_failed_was_taken_back_by_the_deploy(run: Run, acted: list[str]) -> None:
+    gates = {**GATES, "throughput": {"verdict": "failed", "line": "0.91 x linear", "findings": ["8 streams: 0.88"]}}
+    error = RolledBackError("a gate did not hold", "ct200:tree", "slower than linear", "look", {"gates": gates})
+    seen = run(outcome(Status.ROLLED_BACK, error=error))
+    found = verdicts(seen)
+    assert (found["gates/throughput"], found["deploy/as a whole"]) == ("failed", "failed")
+    assert found["rollback/put back"] == "passed"
+    assert acted == []
+    assert seen.code is ExitCode.ROLLED_BACK
+
+
+def test_a_way_back_that_fails_is_the_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = outcome(Status.ROLLED_BACK, error=RolledBackError("the old one does not start", "ct200:tree"))
+    monkeypatch.setattr(smoke_module.operate, "rollback", lambda *_args, **_more: [stuck])
+    seen = run(outcome(Status.DEPLOYED))
+    assert verdicts(seen)["rollback/put back"] == "failed"
+    assert seen.code is ExitCode.ROLLED_BACK
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+SEEN = Smoke(
+    "ct200:tree",
+    (
+        Case("deploy", "restart", Verdict.PASSED, "restarted", 1.25),
+        Case("gates", "throughput", Verdict.FAILED, "0.91 x linear", 3.0, ("8 streams | 0.88", "<b>slow</b>")),
+        Case("gates", "soak", Verdict.SKIPPED, "not asked for"),
+    ),
+    42.0,
+    ExitCode.ROLLED_BACK,
+    NEW,
+    OLD,
+)
+
+
+def test_junit() -> None:
+    suite = ElementTree.fromstring(junit(SEEN)).find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    passed, failed, skipped = suite.findall("testcase")
+    assert (passed.get("classname"), passed.get("name"), passed.get("time")) == (
+        "ct200:tree.deploy",
+        "restart",
+        "1.250",
+    )
+    failure = failed.find("failure")
+    assert failure is not None
+    assert failure.get("message") == "0.91 x linear"
+    assert failure.text == "0.91 x linear\n8 streams | 0.88\n<b>slow</b>"
+    assert skipped.find("skipped") is not None
+
+
+def test_markdown() -> None:
+    page = markdown(SEEN)
+    assert page.startswith("# Smoke test of ct200:tree: failed (exit code 5)\n")
+    assert "| throughput | **failed** | 3.0 | 0.91 x linear<br>8 streams \\| 0.88<br>&lt;b>slow&lt;/b> |" in page
+
+
+@given(st.text(), st.lists(st.text(), max_size=3))
+def test_any_text_makes_a_report(line: str, details: list[str]) -> None:
+    """Whatever a server wrote into its log: the XML parses, and a table row stays one row of four cells."""
+    case = Case("gates", "soak", Verdict.FAILED, line, details=tuple(details))
+    seen = replace(SEEN, cases=(case,))
+    ElementTree.fromstring(junit(seen))
+    row = next(text for text in markdown(seen).splitlines() if text.startswith("| soak"))
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 5
+
+
+def test_the_example_workflow_is_valid() -> None:
+    workflow = ROOT / "examples/github-actions/smoke.yml"
+    argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(workflow)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
