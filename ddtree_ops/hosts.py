@@ -14,6 +14,7 @@ from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.outcome import WORST
 
 T = TypeVar("T")
+Hosts = Sequence[tuple[HostSpec, Sequence[Settings]]]
 
 PARALLEL = 16
 
@@ -28,9 +29,7 @@ class Answer(Generic[T]):
     error: DdtreeError | None = None
 
 
-def each_host(
-    hosts: Sequence[tuple[HostSpec, Sequence[Settings]]], ask: Callable[[Connection, Sequence[Settings]], T]
-) -> list[Answer[T]]:
+def each_host(hosts: Hosts, ask: Callable[[Connection, Sequence[Settings]], T]) -> list[Answer[T]]:
     """Ask every host; answers in the order of the hosts."""
 
     def one(pair: tuple[HostSpec, Sequence[Settings]]) -> Answer[T]:
