@@ -14,14 +14,14 @@ from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
 from ddtree_ops.events import Event, Kind, Report, silent
 from ddtree_ops.facts.host import HostFacts
 from ddtree_ops.gates import NAMES
-from ddtree_ops.gates.deploy import Gatekeeper, as_linear
+from ddtree_ops.gates.deploy import COMPARED, Gatekeeper, as_linear
 from ddtree_ops.hosts import each_host
 from ddtree_ops.interrupt import Token, handling
 from ddtree_ops.inventory.edit import save_settings
 from ddtree_ops.model import Fleet, HostSpec, Mode, Settings
-from ddtree_ops.outcome import Outcome, worst
+from ddtree_ops.outcome import Outcome, Status, worst
 from ddtree_ops.plan import Options, Plan, PlanFile, read_plan_file
-from ddtree_ops.release import Release, make_release
+from ddtree_ops.release import Release, make_release, short
 from ddtree_ops.render import render_target
 from ddtree_ops.rollback import choose, other_mode, release_on_host
 from ddtree_ops.targets import Overrides, Target, resolve_targets
@@ -118,10 +118,25 @@ def deploy(wanted: Wanted, how: How, report: Report) -> list[Outcome]:
 
     def act(connection: Connection, settings: Settings) -> Outcome:
         first = _baseline_first(run, how, connection, settings)
-        return first if first is not None and not first.status.good else run.one(connection, settings)
+        if first is not None and not first.status.good:
+            return first
+        return _demoted(run, connection, settings, run.one(connection, settings))
 
     with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
         return run.run(wanted.by_host(), act)
+
+
+def _demoted(run: Deploy, connection: Connection, settings: Settings, outcome: Outcome) -> Outcome:
+    """Where a tree failed in what only trees can fail, and nothing was there to go back to, linear stays instead."""
+    gate = outcome.error.data.get("gate") if outcome.error is not None else None
+    lost = outcome.status is Status.ROLLED_BACK and outcome.before is None
+    if gate not in COMPARED or not lost or not settings.mode.builds_trees:
+        return outcome
+    line = f"{settings.mode} failed {gate}; linear of the same engine takes its place"
+    run.tell(connection.host, settings, Kind.NOTE, line)
+    linear = replace(run, kept={}).one(connection, as_linear(settings))
+    note = f"demoted to linear: release {short(linear.release)}" if linear.status.good else "linear failed too"
+    return replace(outcome, notes=(*outcome.notes, note))
 
 
 def _baseline_first(run: Deploy, how: How, connection: Connection, settings: Settings) -> Outcome | None:

@@ -251,6 +251,12 @@ def record(work: Work) -> str:
     return ""
 
 
+def _gates_in_short(work: Work) -> dict[str, Any]:
+    """For the history: what each gate said before the release was taken back."""
+    shown = {name: result for name, result in work.evidence.items() if "line" in result}
+    return {"gates": {name: f"{each['verdict']}: {each['line']}" for name, each in shown.items()}} if shown else {}
+
+
 def take_back(work: Work) -> str:
     """Put the host back to the release that was there, or to nothing, and see it healthy if it was up before."""
     back, same = work.plan.back, work.plan.back == work.plan.before
@@ -261,7 +267,7 @@ def take_back(work: Work) -> str:
             "to": back or "none",
             "mark": back != work.release.id,
             "reason": work.why_back,
-            "details": dict(work.who),
+            "details": {**work.who, **_gates_in_short(work)},
             # a process of the release before that was never restarted is left in peace
             "invocation": work.there.unit.invocation if same and work.there.running == back else None,
         },

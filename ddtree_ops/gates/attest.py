@@ -58,6 +58,7 @@ CONCESSIONS = (
 
 # aliases of flags, and flags whose value the server does not repeat (or repeats as something else)
 _ALIASES = {"tensor_parallel_size": "tp_size", "speculative_draft_model": "speculative_draft_model_path"}
+_PATHS = frozenset({"model_path", "speculative_draft_model_path"})
 _GRAPH_FLAGS = frozenset({"disable_cuda_graph", "cuda_graph_config", "cuda_graph_backend_decode"})
 _NOT_REPEATED = frozenset({"config", "api_key", "admin_api_key"})
 
@@ -100,6 +101,8 @@ def _flags(settings: Settings, release: str, info: Info) -> Iterable[Finding]:
         if name.startswith("speculative_ddtree_") or name in _NOT_REPEATED or name not in info:
             continue
         have = info[name]
+        if name in _PATHS and not str(want).startswith("/"):
+            continue  # a hub name resolves to where its snapshot lies
         if not _same(want, have):
             yield Finding(name.replace("_", "-"), f"asked for {want}, resolved {have}")
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddtree_ops.events import Kind
 from ddtree_ops.gates import baseline
+from ddtree_ops.gates.result import GateError
 from ddtree_ops.gates.run import Call, Subject, prove
 from ddtree_ops.model import GateSettings, Mode, Settings
 from ddtree_ops.plan import StepName
@@ -43,7 +44,12 @@ class Gatekeeper:
             skips=self.skips,
             headers=work.secrets.headers,
         )
-        return {name: result.data() for name, result in prove(subject).items()}
+        try:
+            results = prove(subject)
+        except GateError as failure:  # what was shown until then belongs to the record of the failure too
+            work.evidence.update(failure.data["gates"])
+            raise
+        return {name: result.data() for name, result in results.items()}
 
     def lacks_baseline(self, settings: Settings, engine: str, gates: GateSettings | None, call: Call) -> bool:
         """Whether a gate would have nothing to compare with: then linear must be measured first."""

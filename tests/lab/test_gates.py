@@ -94,6 +94,20 @@ def test_each_gate_fails_for_its_own_reason(gate: str, host: Machine, inventory:
     assert json.dumps(status).count("healthy")
 
 
+def test_a_tree_that_fails_as_a_tree_leaves_linear_of_its_engine(host: Machine, inventory: Any) -> None:
+    second = f'[hosts.{host.name}.instances.second]\nmode = "tree"\ngpus = [1]\nport = 30001\n'
+    run = inventory(GATES + second)
+    run("deploy", f"{host.name}:main", timeout=240)  # linear, and the baseline of both
+    host.set_faults(["TOK_S=tree=80"])
+    done = run("deploy", f"{host.name}:second", "--json", timeout=240, expect=ExitCode.ROLLED_BACK)
+    assert outcome(done)["error"]["data"]["gate"] == "throughput"
+    assert "demoted to linear: release " in outcome(done)["notes"][-1]
+    status = json.loads(run("status", f"{host.name}:second", "--json", expect=(0, 8)).stdout)
+    assert '"mode": "linear"' in json.dumps(status)
+    history = run("history", f"{host.name}:second", "--json").stdout
+    assert "slower than linear at 1 stream" in history
+
+
 def test_a_gate_is_skipped_with_a_reason_that_stays(host: Machine, inventory: Any) -> None:
     run = inventory(GATES)
     run("deploy", host.name, "--skip-gate", "throughput", expect=ExitCode.USAGE)

@@ -261,6 +261,11 @@ def test_a_concession_that_changes_no_figure_is_a_note() -> None:
     assert result.findings == (f"mixed-chunk: {line}",)
 
 
+def test_a_hub_name_may_resolve_to_a_snapshot() -> None:
+    named = SETTINGS.model_copy(update={"model": "Qwen/Qwen3.6-27B"})
+    assert attest.judge(named, RELEASE, info(model_path="/root/.cache/x"), []).verdict is Verdict.PASSED
+
+
 def test_without_the_plugin_the_gate_fails() -> None:
     told = info()
     told["internal_states"] = [{}]
