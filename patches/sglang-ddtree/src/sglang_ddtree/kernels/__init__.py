@@ -26,6 +26,8 @@ Rules every function here keeps:
 ``shadow.shadow_step``                score of trees that were only watched
 ``gdn.conv_tree``, ``gdn.gdn_tree``   a hybrid layer on trees, without a state per node
 ``gdn.commit_tree``                   replay of the accepted path, all layers in two launches
+``hybrid.HybridTree``                 these three behind the calls SGLang makes
+``checks.run_checks``                 every kernel against its oracle, on this machine
 ====================================  ==========================================================
 
 The oracle of each is in :mod:`sglang_ddtree.reference`.

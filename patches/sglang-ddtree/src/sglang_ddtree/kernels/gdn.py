@@ -133,6 +133,7 @@ def gdn_tree(
     for name, tensor, size in (("q", q, k_dim), ("k", k, k_dim), ("v", v, v_dim), ("states", ssm_states, k_dim)):
         require(tensor.stride(-1) == 1 and tensor.stride(-2) == size, f"{name}: heads are not contiguous")
     require(ssm_states.stride(1) == k_dim * v_dim, "states: heads are not contiguous")
+    require(a.stride(-1) == 1 and b.stride(-1) == 1, "gates need a unit head stride")
     check("ancestors", ancestors, torch.int64, bs, rows, words)
     check("record.delta", record.delta, torch.float32, -1, rows, value_heads, v_dim)
     check("record.key", record.key, torch.float32, -1, rows, heads, k_dim)
