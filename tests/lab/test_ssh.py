@@ -78,7 +78,7 @@ def test_an_unknown_and_a_wrong_host_key(host: Machine, tmp_path: Path) -> None:
     assert error.value.next == f"ddtree-ops trust {host.name} --replace"
 
 
-def test_a_wrong_user_and_no_sshd(host: Machine) -> None:
+def test_a_wrong_user_or_no_sshd_is_told_apart(host: Machine) -> None:
     with pytest.raises(AuthError, match="does not let nobody-here in"):
         do(agent(host, user="nobody-here"), "facts")
     host.inside("systemctl", "stop", "ssh.socket", "ssh.service", ok=(0, 5))

@@ -88,3 +88,15 @@ def test_every_lab_command_is_described() -> None:
     text = (DOCS / "lab.md").read_text().split("## Commands\n")[1].split("\n## ")[0]
     described = {name for row in rows(text) for name in re.findall(r"`(\w+)", row[0])}
     assert described == set(typer.main.get_command(lab.app).commands)  # type: ignore[attr-defined]
+
+
+def test_every_test_that_a_document_names_exists() -> None:
+    tests = {
+        f"{path.name}::{name}"
+        for path in (DOCS.parent / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)
+    }
+    text = "".join(path.read_text() for path in DOCS.glob("*.md"))
+    named = set(re.findall(r"`(test_\w+\.py::test_\w+)`", text))
+    assert named
+    assert named <= tests, named - tests
