@@ -44,6 +44,12 @@ class Ask:
     state_dtype: str | None = None
     kv_dtype: str | None = None
     radix: str = "extra_buffer"
+    slots_given: int | None = None
+
+    @property
+    def slots(self) -> int:
+        """State slots: one and more for each running request, the rest for the prefix cache."""
+        return self.slots_given or self.running * SLOTS_PER_REQUEST[self.radix]
 
     @property
     def rows(self) -> int:
@@ -112,17 +118,13 @@ class MemoryPlan:
         found = self.ask.gpu_bytes - CONTEXT_BYTES
         return int((found - self.reserve) / found * 1000) / 1000
 
-    @property
-    def slots(self) -> int:
-        return self.ask.running * SLOTS_PER_REQUEST[self.ask.radix]
-
     def flags(self) -> tuple[str, ...]:
         """The limits, said explicitly: what SGLang would guess otherwise."""
         made = ["--max-running-requests", str(self.ask.running)]
         made += ["--cuda-graph-max-bs-decode", str(self.ask.running)]
         made += ["--mem-fraction-static", f"{self.mem_fraction:.3f}"]
         if self.ask.target.hybrid:
-            made += ["--max-mamba-cache-size", str(self.slots)]
+            made += ["--max-mamba-cache-size", str(self.ask.slots)]
             made += ["--mamba-ssm-dtype", self.ask.state_dtype or self.ask.target.state_dtype]
         return tuple(made)
 
@@ -144,7 +146,7 @@ def _states(ask: Ask) -> list[Item]:
     gdn = ask.target.recurrence
     if gdn is None:
         return []
-    slots = ask.running * SLOTS_PER_REQUEST[ask.radix] + 1
+    slots = ask.slots + 1
     state = gdn.state_bytes(ask.state_bytes, ask.tp)
     conv = gdn.conv_bytes(CONV_DTYPE_BYTES, ask.tp)
     items = [

@@ -11,6 +11,7 @@ from ddtree_ops.facts.containers import GpuContainers, parse_containers
 from ddtree_ops.facts.cuda import parse_nvcc
 from ddtree_ops.facts.folders import CacheFolder, ModelFolder, parse_model_folder
 from ddtree_ops.facts.gpu import GpuFacts, parse_gpus
+from ddtree_ops.facts.memory import Reported, parse_memory_log
 from ddtree_ops.facts.ports import parse_port_range, parse_reserved
 from ddtree_ops.facts.python import VenvFacts, parse_venv
 from ddtree_ops.facts.systemd import parse_synchronized, parse_systemd_version
@@ -37,6 +38,7 @@ class Machine:
     port_range: tuple[int, int] | None = None
     reserved: frozenset[int] = frozenset()
     containers: GpuContainers = field(default_factory=GpuContainers)
+    memory_logs: Mapping[str, Reported] = field(default_factory=dict)
 
 
 def parse_machine(raw: Any) -> Machine:
@@ -62,6 +64,7 @@ def parse_machine(raw: Any) -> Machine:
         port_range=parse_port_range(str(value.get("port_range") or "")),
         reserved=parse_reserved(str(value.get("reserved_ports") or "")),
         containers=parse_containers(value.get("containers")),
+        memory_logs={unit: parse_memory_log(Answer.of(log).out) for unit, log in _by_path(value.get("memory_logs"))},
     )
 
 

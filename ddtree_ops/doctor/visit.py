@@ -12,7 +12,8 @@ from ddtree_ops.doctor.checks import examine
 from ddtree_ops.doctor.machine import Machine, parse_machine
 from ddtree_ops.doctor.models import memory_plan, shapes
 from ddtree_ops.errors import RefusedError
-from ddtree_ops.model import HostSpec, Settings
+from ddtree_ops.facts.memory import Compared, compare
+from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.pair import Proof, prove_pair
 from ddtree_ops.planner import MemoryPlan
 from ddtree_ops.render.environment import server_environment
@@ -50,6 +51,12 @@ class Visit:
         return {name: plan for name, plan in found.items() if plan is not None}
 
     @property
+    def compared(self) -> dict[str, tuple[Compared, ...]]:
+        """The plan beside what the server itself reported at its start, where one ran."""
+        logs = {name: self.machine.memory_logs.get(unit_name(name)) for name in self.plans}
+        return {name: compare(self.plans[name], log) for name, log in logs.items() if log is not None}
+
+    @property
     def proofs(self) -> dict[str, Proof]:
         """What was compared of target and drafter, for each instance that has both."""
         found = {}
@@ -78,6 +85,7 @@ def questions(host: HostSpec, settings: Sequence[Settings]) -> dict[str, Any]:
     models = {path: each.user for each in settings for path in (each.model, each.drafter) if path}
     first = next(iter(settings), None)
     return {
+        "units": sorted({unit_name(each.instance) for each in settings}),
         "ports": sorted({each.port for each in settings}),
         "venvs": sorted({each.venv for each in settings}),
         "models": models,

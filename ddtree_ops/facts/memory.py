@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ddtree_ops.planner import GIB, MemoryPlan
+from ddtree_ops.planner import GIB, MemoryPlan, plan_memory
 
 WEIGHTS = re.compile(r"Load weight end\..*?mem usage=([\d.]+) GB")
 STATES = re.compile(
     r"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), conv_state size: ([\d.]+)GB, ssm_state size: ([\d.]+)GB"
     r"(?:\s+intermediate_ssm_state_cache size: ([\d.]+)GB\s+intermediate_conv_window_cache size: ([\d.]+)GB)?"
 )
-TOKENS = re.compile(r"max_total_num_tokens=(\d+)")
+TOTAL = re.compile(r"max_total_num_tokens=(\d+)")
+TOKENS = "KV cache tokens"
 TOLERANCE = 0.05
 ROUNDING = 0.0051 * GIB  # the log has two decimals
 
@@ -52,15 +53,16 @@ def parse_memory_log(text: str) -> Reported:
     if states:
         names = ("convolution states", "recurrent states", "state snapshots", "convolution snapshots")
         sizes |= {n: _bytes(v) for n, v in zip(names, states.groups()[1:], strict=True) if v is not None}
-    tokens = TOKENS.search(text)
+    tokens = TOTAL.search(text)
     return Reported(sizes, int(states[1]) if states else None, int(tokens[1]) if tokens else None)
 
 
 def compare(plan: MemoryPlan, reported: Reported) -> tuple[Compared, ...]:
-    """Every item that both sides name, then the KV cache's tokens."""
+    """Every item that both sides name, then the KV cache's tokens. Slots not given are the server's choice."""
+    plan = plan_memory(replace(plan.ask, slots_given=reported.slots)) if reported.slots else plan
     rows = [Compared(i.name, i.bytes, reported.sizes[i.name]) for i in plan.items if i.name in reported.sizes]
     if reported.tokens is not None:
-        rows.append(Compared("KV cache tokens", plan.tokens, reported.tokens))
+        rows.append(Compared(TOKENS, plan.tokens, reported.tokens))
     return tuple(rows)
 
 

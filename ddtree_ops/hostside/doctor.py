@@ -28,11 +28,12 @@ CSV = "--format=csv,noheader,nounits"
 XID = "NVRM: Xid|NVRM: The NVIDIA GPU|fallen off the bus"
 DISTS = ("sglang", "torch", "triton", "flashinfer_python", "sglang_kernel", "sgl_kernel", "transformers")
 HEADER_LIMIT = 64 << 20
+MEMORY = "Load weight end|Mamba Cache is allocated|max_total_num_tokens="
 ANSWER_S = 4.0
 
 
 def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """{ports, venvs, models: {path: user}, caches, path} -> the raw answers that ``facts.doctor`` parses.
+    """{ports, venvs, models: {path: user}, caches, path, units} -> the raw answers that ``doctor.machine`` parses.
 
     ``path`` is the PATH of the units, ``models`` the model and drafter folders with the user that must read them.
     """
@@ -45,6 +46,7 @@ def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         "clock": lambda: ctx.run("timedatectl", "show", timeout_s=ANSWER_S).raw(),
         "nvcc": lambda: tool(ctx, args.get("path") or os.defpath, "nvcc", "--version"),
         "containers": lambda: containers(ctx),
+        "memory_logs": lambda: {unit: memory_log(ctx, unit) for unit in args.get("units") or []},
         "venvs": lambda: {path: venv(path) for path in args.get("venvs") or []},
         "models": lambda: {path: model(path, user) for path, user in (args.get("models") or {}).items()},
     }
@@ -93,6 +95,15 @@ def tool(ctx: Context, path: str, name: str, *args: str) -> dict[str, Any] | Non
     """What a program on the units' PATH says; None if it is not on it."""
     program = shutil.which(name, path=path)
     return ctx.run(program, *args, timeout_s=ANSWER_S).raw() if program else None
+
+
+def memory_log(ctx: Context, unit: str) -> dict[str, Any] | None:
+    """What the server that runs (or ran last) said about its memory; None if it never ran."""
+    invocation = ctx.run("systemctl", "show", "-p", "InvocationID", "--value", unit, timeout_s=ANSWER_S).out.strip()
+    if not re.match(r"^[0-9a-f]{32}$", invocation):
+        return None
+    only = f"_SYSTEMD_INVOCATION_ID={invocation}"
+    return ctx.run("journalctl", only, "-o", "cat", "-n", "50", "--no-pager", "-g", MEMORY, timeout_s=ANSWER_S).raw()
 
 
 def containers(ctx: Context) -> dict[str, Any] | None:

@@ -9,6 +9,8 @@ from rich.text import Text
 
 from ddtree_ops.doctor import Finding, Level
 from ddtree_ops.doctor.visit import Visit
+from ddtree_ops.facts.gpu import Card
+from ddtree_ops.facts.memory import TOKENS, Compared
 from ddtree_ops.model import Mode
 from ddtree_ops.planner import GIB, Ask, MemoryPlan, largest_context, largest_running, plan_memory
 from ddtree_ops.ui.output import Output
@@ -19,8 +21,10 @@ BUDGETS = (8, 16, 32, 64)
 
 def show_visit(out: Output, seen: Visit, *, memory: bool) -> None:
     """Cards, findings with their repair, and the memory of each instance if asked for."""
-    cards = [f"{card.index} {card.name} ({card.capability or '?'})" for card in seen.machine.gpus.cards]
+    cards = seen.machine.gpus.cards
     out.line(f"{seen.host.name}: {len(cards)} GPUs, looked at in {seen.seconds:.1f} s", style="bold")
+    if cards:
+        out.table(("GPU", "NAME", "SM", "MIB", "UUID", "USED BY"), [card_row(card) for card in cards])
     for finding in seen.findings:
         line = Text(f"  {finding.check.level.value:6} ", style=STYLES[finding.check.level])
         line.append(f"{finding.target}: {finding.check.title}: {finding.seen}", style="default")
@@ -30,8 +34,12 @@ def show_visit(out: Output, seen: Visit, *, memory: bool) -> None:
     if not seen.findings:
         out.line("  nothing is wrong", style="green")
     if memory:
+        for name, proof in seen.proofs.items():
+            out.line(f"{seen.host.name}:{name}: target and drafter", style="bold")
+            out.table(("WHAT", "TARGET / DRAFTER"), proof.facts)
         for name, plan in seen.plans.items():
             show_plan(out, f"{seen.host.name}:{name}", plan)
+            show_compared(out, seen.compared.get(name, ()))
 
 
 def show_plan(out: Output, target: str, plan: MemoryPlan) -> None:
@@ -51,6 +59,24 @@ def show_plan(out: Output, target: str, plan: MemoryPlan) -> None:
     out.table(("MODE", "GIB TAKEN", "FITS", "KV TOKENS", "MOST REQUESTS", "LONGEST CONTEXT"), shown)
 
 
+def card_row(card: Card) -> tuple[str, ...]:
+    """One GPU: who it is, and whose."""
+    memory = f"{'?' if card.used_mib is None else card.used_mib}/{card.memory_mib or '?'}"
+    holders = "; ".join(map(str, card.holders)) or card.sick or "-"
+    return (str(card.index), card.name, card.capability or "?", memory, card.uuid, holders)
+
+
+def show_compared(out: Output, rows: tuple[Compared, ...]) -> None:
+    """How far the plan is from what the server reported when it started."""
+    shown = [(row.name, amount(row, row.predicted), amount(row, row.reported), f"{row.off:+.1%}") for row in rows]
+    if shown:
+        out.table(("PLAN AND SERVER", "PLANNED", "REPORTED", "OFF"), shown)
+
+
+def amount(row: Compared, value: int) -> str:
+    return str(value) if row.name == TOKENS else f"{value / GIB:.2f} GiB"
+
+
 def alternatives(ask: Ask) -> list[tuple[str, MemoryPlan, int, int]]:
     """The same instance without speculation, with a chain and with trees of several budgets."""
     asks = [("ar", replace(ask, mode=Mode.AR))]
@@ -67,11 +93,24 @@ def visit_data(seen: Visit) -> dict[str, Any]:
         "host": seen.host.name,
         "seconds": round(seen.seconds, 3),
         "gpus": [
-            {"index": c.index, "uuid": c.uuid, "name": c.name, "memory_mib": c.memory_mib, "capability": c.capability}
-            for c in seen.machine.gpus.cards
+            {
+                "index": card.index,
+                "uuid": card.uuid,
+                "name": card.name,
+                "memory_mib": card.memory_mib,
+                "used_mib": card.used_mib,
+                "capability": card.capability,
+                "driver": card.driver,
+                "used_by": [str(holder) for holder in card.holders],
+            }
+            for card in seen.machine.gpus.cards
         ],
         "findings": [finding_data(finding) for finding in seen.findings],
         "memory": {name: plan_data(plan) for name, plan in seen.plans.items()},
+        "reported": {
+            name: [{"name": row.name, "planned": row.predicted, "reported": row.reported} for row in rows]
+            for name, rows in seen.compared.items()
+        },
         "pairs": {name: dict(proof.facts) | {"fits": proof.fits} for name, proof in seen.proofs.items()},
     }
 

@@ -97,5 +97,6 @@ def healthy() -> dict[str, Any]:
             "port_range": "32768\t60999\n",
             "reserved_ports": "\n",
             "containers": None,
+            "memory_logs": {"sglang-ddtree-tree.service": None},
         }
     )

@@ -16,6 +16,8 @@ from ddtree_ops.hostside import doctor
 from ddtree_ops.hostside.context import Context
 from ddtree_ops.model import HostSpec, Mode
 from ddtree_ops.planner import GIB, MIB
+from ddtree_ops.ui import Output
+from ddtree_ops.ui.doctor import show_visit
 
 
 class Caller:
@@ -61,6 +63,32 @@ def test_pair_and_memory_of_each_instance() -> None:
     assert plan.items[0].bytes == 54_000_000_000 + (1 << 20), "the part that is not loaded does not count"
     assert plan.fits
     assert plan.left / GIB < 30
+
+
+def test_the_plan_beside_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    log = (
+        "Load weight end. elapsed=12.6 s, type=Qwen3_5ForCausalLM, avail mem=44.1 GB, mem usage=50.29 GB.\n"
+        "Load weight end. elapsed=0.8 s, type=DFlashDraftModel, avail mem=40.9 GB, mem usage=3.22 GB.\n"
+        "Mamba Cache is allocated. max_mamba_cache_size: 12, conv_state size: 0.04GB, ssm_state size: 1.83GB "
+        "intermediate_ssm_state_cache size: 11.95GB intermediate_conv_window_cache size: 0.23GB \n"
+    )
+    clock = FakeClock(epoch=1_800_000_000.0)
+    raw = healthy()
+    raw["memory_logs"] = {"sglang-ddtree-tree.service": {"rc": 0, "out": log, "err": ""}}
+    seen = visit(Caller(raw, clock, 0.1), [settings()], clock)
+    rows = seen.compared["tree"]
+    assert {row.name: row.close for row in rows} == {
+        "target weights": True,
+        "drafter weights": True,
+        "recurrent states": True,
+        "convolution states": True,
+        "state snapshots": True,
+        "convolution snapshots": True,
+    }
+    show_visit(Output(), seen, memory=True)
+    shown = capsys.readouterr().out
+    assert "state snapshots\t11.95 GiB\t11.95 GiB\t+0.0%" in shown
+    assert "0\tNVIDIA RTX PRO 6000 Blackwell Server Edition\t12.0\t0/97887\tGPU-" in shown
 
 
 # -- the helper's side ------------------------------------------------------------------------------------------------
