@@ -23,7 +23,6 @@ import typer
 
 from ddtree_ops.cli.completion import complete_target
 from ddtree_ops.inventory import load_fleet, locate_inventory
-from ddtree_ops.inventory.edit import save_settings
 from ddtree_ops.model import Fleet, Mode
 from ddtree_ops.targets import Overrides, Selection, resolve_targets
 from ddtree_ops.ui import Output
@@ -58,8 +57,6 @@ OneTarget = Annotated[
     typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_target, help="HOST or HOST:INSTANCE."),
 ]
 
-SaveOption = Annotated[bool, typer.Option("--save", help="Keep these options in the inventory; comments stay.")]
-
 
 @dataclass
 class Session:
@@ -69,7 +66,6 @@ class Session:
     json: bool = False
     debug: bool = False
     out: Output = field(default_factory=Output)
-    read: str = ""  # the file that the fleet came from
 
     def fleet(self, targets: Sequence[str] = ()) -> Fleet:
         """The inventory that the targets are in."""
@@ -80,18 +76,7 @@ class Session:
             cwd=Path.cwd(),
             config_dir=platformdirs.user_config_path("ddtree-ops"),
         )
-        self.read = str(path)
         return load_fleet(path)
-
-    def save(self, selection: Selection, overrides: Overrides) -> None:
-        """``--save``: keep the options in the inventory, so that the next plain deploy wants the same."""
-        keys = overrides.given()
-        changes = [
-            (t.host.name, t.settings.instance, {key: getattr(t.settings, key) for key in keys})
-            for t in selection.targets
-        ]
-        for line in save_settings(Path(self.read), changes) if keys else ():
-            self.out.notice(f"saved in {self.read}: {line}")
 
     def select(self, targets: Sequence[str] | None, overrides: Overrides | None = None) -> Selection:
         """The targets with their settings; what a person should know about it is printed."""

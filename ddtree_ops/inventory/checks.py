@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,16 @@ from ddtree_ops.text import unusable
 
 OWNED_VARIABLES = frozenset({"PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"})
 """What the unit sets by itself: the engine is found by the first, the GPUs are pinned by the others."""
+
+OWNED_FLAGS = {
+    "--model-path": "model", "--model": "model", "--port": "port", "--host": "bind", "--tp-size": "gpus",
+    "--tensor-parallel-size": "gpus", "--weight-version": "", "--speculative-algorithm": "mode",
+    "--speculative-draft-model-path": "drafter", "--speculative-draft-model": "drafter",
+    "--max-running-requests": "max_running_requests",
+    **{f"--speculative-ddtree-{name.replace('_', '-')}": name for name in ("mode", "budget", "topk_cap")},
+    "--speculative-ddtree-allow-hybrid-unsafe": "allow_hybrid_unsafe",
+}  # fmt: skip
+"""Flags that settings decide, and the key of each."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -38,58 +48,59 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def settings_problems(settings: Settings) -> list[Problem]:
     """What is wrong in one instance's settings by themselves."""
-    problems: list[Problem] = []
+    return [*_mode_problems(settings), *_variable_problems(settings), *_argument_problems(settings), *_texts(settings)]
+
+
+def _mode_problems(settings: Settings) -> Iterator[Problem]:
     if settings.mode.speculates and not settings.drafter:
-        problems.append(
-            Problem(
-                "mode",
-                f"mode {settings.mode} has no drafter",
-                "every mode but ar verifies what a DFlash drafter proposes",
-                'set drafter = "/path/to/drafter", or use mode ar',
-            )
+        yield Problem(
+            "mode",
+            f"mode {settings.mode} has no drafter",
+            "every mode but ar verifies what a DFlash drafter proposes",
+            'set drafter = "/path/to/drafter", or use mode ar',
         )
     if settings.allow_hybrid_unsafe and not (settings.unsafe_reason or "").strip():
-        problems.append(
-            Problem(
-                "allow_hybrid_unsafe",
-                "the unsafe flag is set without a reason",
-                "it admits a combination whose parity suite has not passed; who reads status later must learn why",
-                'give --reason "..." on the command line, or set unsafe_reason = "..." in the inventory',
-            )
+        yield Problem(
+            "allow_hybrid_unsafe",
+            "the unsafe flag is set without a reason",
+            "it admits a combination whose parity suite has not passed; who reads status later must learn why",
+            'give --reason "..." on the command line, or set unsafe_reason = "..." in the inventory',
         )
     if len(set(settings.gpus)) != len(settings.gpus):
-        problems.append(Problem("gpus", f"gpus {list(settings.gpus)} names one GPU twice", "", "name each GPU once"))
-    problems += [
-        Problem(f"env.{name}", f"{name!r} is not the name of an environment variable", "systemd would ignore the line",
-                "use letters, digits and underscores")
-        for name in settings.env
-        if not _ENV_NAME.fullmatch(name)
-    ]  # fmt: skip
-    problems += [
-        Problem(
-            f"env.{name}", f"env may not set {name}", "the unit sets it: the engine or the GPUs hang on it", "remove it"
-        )
-        for name in settings.env
-        if name in OWNED_VARIABLES
-    ]
-    if "--config" in settings.extra_args and any(name in SERVER_SECRETS for name in settings.secrets):
-        problems.append(
-            Problem(
-                "extra_args",
-                "extra_args gives --config, and so does the server's key",
-                "SGLang takes one configuration file",
-                "write the file's flags into extra_args",
-            )
-        )
+        yield Problem("gpus", f"gpus {list(settings.gpus)} names one GPU twice", "", "name each GPU once")
+
+
+def _variable_problems(settings: Settings) -> Iterator[Problem]:
+    for name in settings.env:
+        if name in OWNED_VARIABLES:
+            why = "the unit sets it: the engine or the GPUs hang on it"
+            yield Problem(f"env.{name}", f"env may not set {name}", why, "remove it")
+        elif not _ENV_NAME.fullmatch(name):
+            found = f"{name!r} is not the name of an environment variable"
+            yield Problem(f"env.{name}", found, "systemd would ignore the line", "use letters, digits and underscores")
+
+
+def _argument_problems(settings: Settings) -> Iterator[Problem]:
+    """Extra arguments come last and win, so they may not take what identity and plans rest on."""
+    given = {word.partition("=")[0] for word in settings.extra_args}
+    for flag, key in OWNED_FLAGS.items():
+        if flag in given:
+            fix = f"set {key} instead" if key else "remove it"
+            yield Problem("extra_args", f"extra_args gives {flag}", "the unit gives it, and is judged by it", fix)
+    if "--config" in given and any(name in SERVER_SECRETS for name in settings.secrets):
+        found = "extra_args gives --config, and so does the server's key"
+        yield Problem("extra_args", found, "SGLang takes one file", "write the file's flags into extra_args")
+
+
+def _texts(settings: Settings) -> Iterator[Problem]:
+    """Texts that no unit can hold."""
     texts = {"model": settings.model, "drafter": settings.drafter or "", "bind": settings.bind}
     texts |= {"served_model_name": settings.served_model_name or ""}
     texts |= {f"env.{name}": value for name, value in settings.env.items()}
     texts |= {f"extra_args[{i}]": value for i, value in enumerate(settings.extra_args)}
-    return problems + [
-        Problem(key, f"{key} cannot be written to a unit: {reason}", "", "remove the character")
-        for key, value in texts.items()
-        if (reason := unusable(value))
-    ]
+    for key, value in texts.items():
+        if reason := unusable(value):
+            yield Problem(key, f"{key} cannot be written to a unit: {reason}", "", "remove the character")
 
 
 SERVER_SECRETS = ("api_key", "admin_api_key")

@@ -116,28 +116,29 @@ class _Reader:
             for hop in fields["jump"].split(","):
                 self._parse_address((*at, "jump"), hop.strip())
         self._expand_paths(fields, local)
-        instances: dict[str, Settings] = {}
-        gates: dict[str, GateSettings] = {}
-        secrets: dict[str, dict[str, SecretSource]] = {}
+        layers = {("defaults", "instance"): instance_defaults, (*at, "defaults"): own_defaults}
         tables = self._table(table, "instances", at)
-        for instance in tables:
-            where = (*at, "instances", instance)
-            own = self._table(tables, instance, where[:-1])
-            layers = {("defaults", "instance"): instance_defaults, (*at, "defaults"): own_defaults, where: own}
-            if found := self._gates(where, layers):
-                gates[instance] = found
-            secrets[instance] = self._secrets(layers)
-            settings = self._instance(where, instance, layers, tuple(sorted(secrets[instance])))
-            if settings is not None:
-                instances[instance] = settings
+        parts = self._instances(at, tables, layers)
         fields |= {"name": name, "address": address}
         host = self._model(HostSpec, at, fields, {at: table, ("defaults", "host"): defaults})
         if host is None:
             return None
-        known = {name: sources for name, sources in secrets.items() if sources}
-        host = host.model_copy(update={"instances": instances, "gates": gates, "secrets": known})
+        host = host.model_copy(update=parts)
         self._check_host(at, host, tables)
         return host
+
+    def _instances(self, at: KeyPath, tables: Table, layers: Layers) -> dict[str, Any]:
+        """The fields of a host that hold something for each of its instances."""
+        found: dict[str, dict[str, Any]] = {"instances": {}, "gates": {}, "secrets": {}}
+        for name in tables:
+            where = (*at, "instances", name)
+            own = {**layers, where: self._table(tables, name, where[:-1])}
+            secrets = self._secrets(own)
+            settings = self._instance(where, name, own, tuple(sorted(secrets)))
+            for kind, value in (("instances", settings), ("gates", self._gates(where, own)), ("secrets", secrets)):
+                if value:
+                    found[kind][name] = value
+        return found
 
     def _instance(self, at: KeyPath, name: str, layers: Layers, secrets: tuple[str, ...]) -> Settings | None:
         self._known(at, layers[at], SETTINGS_KEYS)

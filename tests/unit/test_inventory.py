@@ -132,6 +132,9 @@ CASES = {
     "a secret itself": ("budget = 4", 'secrets = {api_key = "x"}', "instances.b.secrets.api_key", "not what it is"),
     "two sources": ("budget = 4", 'secrets = {api_key = {env = "A", file = "f"}}', "secrets.api_key", "exactly one of"),
     "no such secret": ("budget = 4", 'secrets = {api_kay = {env = "A"}}', "secrets.api_kay", "Did you mean 'api_key'?"),
+    "flag of a setting": ("budget = 4", 'extra_args = ["--port=1"]', "fleet.toml:27", "gives --port"),
+    "variable of the unit": ("budget = 4", 'env = {PYTHONPATH = "/x"}', "instances.b.env.PYTHONPATH", "may not set"),
+    "noncharacter": ("budget = 4", 'extra_args = ["\\uFFFF"]', "instances.b", "U+FFFF is not a character"),
     "jump": ('address = "h1:2222"', 'address = "h1"\njump = "a b"', "fleet.toml:12: hosts.h1.jump", "'a b'"),
 }  # fmt: skip
 
