@@ -23,7 +23,8 @@ from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.release import release_dir
 
 QUICK_S = 30.0  # operations that only touch a few files or talk to systemd
-RECONNECT_S = 60.0
+PATIENCE_S = 60.0
+LEASE_S = 300.0  # of a lock that is held while a server loads or is measured
 WATCH_S = 2.0  # how long the helper itself looks before it answers: fewer round trips, and Ctrl-C waits no longer
 KEPT_LINES = 500
 PROMPT = "The capital city of France is"
@@ -62,14 +63,16 @@ class Connection:
         headers: Callable[[Settings], Mapping[str, str]] = lambda _settings: {},
         read: Callable[[str], bytes] | None = None,
         close: Callable[[], None] = lambda: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.host = host
         self._headers = headers
+        self._patience_s = patience_s
         self.close = close
         self._read_file = read
         self._agent = agent
         self._clock = clock
-        self._met = False
+        self._hopeful = False
 
     def call(
         self,
@@ -88,13 +91,14 @@ class Connection:
             except (HostKeyError, AuthError):
                 raise
             except UnreachableError:
-                patience = patience or Deadline.after(RECONNECT_S if self._met else 0.0, self._clock)
+                patience = patience or Deadline.after(self._patience_s if self._hopeful else 0.0, self._clock)
                 again = payload is None or isinstance(payload, bytes)
                 if patience.passed or not again:
+                    self._hopeful = False  # whatever else is tried on this host is tried once
                     raise
                 self._clock.sleep(1.0)
             else:
-                self._met = True
+                self._hopeful = True
                 return answer
 
     def unit_of(self, instance: str, release: str) -> str:
@@ -102,9 +106,9 @@ class Connection:
         assert self._read_file is not None
         return self._read_file(f"{release_dir(self.host.root, instance, release)}/unit").decode()
 
-    def renew(self) -> None:
+    def renew(self, lease_s: float = LEASE_S) -> None:
         """Hold on to the lock while nothing changes; operations that change something renew it by themselves."""
-        self.call("renew", {"token": self._agent.token})
+        self.call("renew", {"token": self._agent.token, "lease_s": lease_s})
 
     def facts(self, settings: Sequence[Settings], paths: Sequence[str] = ()) -> HostFacts:
         """Everything that is decided on, in one round trip."""

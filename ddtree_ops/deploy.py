@@ -26,7 +26,7 @@ from ddtree_ops.preflight import findings, refuse, space
 from ddtree_ops.release import Release, RenderUnit, make_release
 from ddtree_ops.run import carry_out
 from ddtree_ops.secret import Secrets
-from ddtree_ops.steps import Work
+from ddtree_ops.steps import DEAD_MAN_S, Work
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class Deploy:
     kept: Mapping[str, Plan] = field(default_factory=dict)
     lock_wait_s: float = 0.0
     health_timeout_s: float | None = None
+    dead_man_s: float = DEAD_MAN_S
     parallel: int = 8
     who: Mapping[str, Any] = field(default_factory=dict)
     audit: Callable[[Outcome], None] = lambda _outcome: None
@@ -213,6 +214,7 @@ class Deploy:
             secrets=self.secrets(connection.host, release.settings),
             drain=self.drain,
             health_timeout_s=self.health_timeout_s,
+            dead_man_s=self.dead_man_s,
             who=self.who,
         )
 

@@ -20,6 +20,7 @@ from ddtree_ops.facts.server import Resolved, Served
 from ddtree_ops.facts.unit import Condition, UnitState
 from ddtree_ops.release import short
 
+PAUSE_S = 0.5  # between two looks; the helper itself looks for a while in each
 COMPLETION_TOKENS = 8
 COMPLETION_DEADLINE_S = 60.0
 
@@ -63,14 +64,19 @@ class Completion:
 
 @dataclass(frozen=True)
 class Before:
-    """The start that was there before ours; a look that still shows it is too early to judge."""
+    """The start that was there before ours; a look that still shows it is too early to judge.
+
+    ``stop_s``: how long it may take to end, its drain included.
+    """
 
     invocation: str = ""
+    stop_s: float = 90.0
 
 
 class State(StrEnum):
-    """What one look says."""
+    """What one look says. BEFORE: it still shows the server that was there before."""
 
+    BEFORE = "before"
     WAITING = "waiting"
     ANSWERING = "answering"
     FAILED = "failed"
@@ -90,7 +96,7 @@ def judge(seen: Observation, release: str, port: int, before: Before | None = No
     """Decide from one look. ``before`` is None when the server was not restarted by us (status, a no-op deploy)."""
     unit, condition = seen.unit, seen.unit.condition
     if before and unit.invocation == before.invocation and condition is not Condition.FAILED:
-        return Verdict(State.WAITING, _still_old(condition))
+        return Verdict(State.BEFORE, _still_old(condition))
     if condition is Condition.FAILED:
         return Verdict(State.FAILED, _ended("the unit failed", seen))
     if condition is Condition.RESTARTING or (before and unit.restarts > 0):
@@ -98,7 +104,7 @@ def judge(seen: Observation, release: str, port: int, before: Before | None = No
     if condition in (Condition.DOWN, Condition.ABSENT):
         return Verdict(State.FAILED, _ended("the unit is not running", seen))
     if condition is Condition.STOPPING:
-        return Verdict(State.FAILED if before else State.WAITING, _ended("the server is stopping", seen))
+        return Verdict(State.WAITING, _ended("the server is stopping", seen))
     if seen.listener and not seen.listener.ours:
         who = f"{seen.listener.command or 'a process'} (pid {seen.listener.pid})"
         return Verdict(State.FAILED, f"port {port} is held by {who}, which is not of this unit")
@@ -157,21 +163,30 @@ class Waiting:
     check: Callable[[], None]
     say: Callable[[str, float], None]
 
-    def until_healthy(self, seconds: float, before: Before | None) -> Completion:
-        """Wait at most ``seconds``; raises UnhealthyError as soon as it is certain that it will not come."""
-        deadline = Deadline.after(seconds, self.clock)
-        last = "nothing was seen"
-        while not deadline.passed:
+    def until_healthy(self, seconds: float, before: Before | None = None) -> Completion:
+        """Wait for health; raises UnhealthyError as soon as it is certain that it will not come.
+
+        The server before has ``before.stop_s`` to end; then ``seconds`` begin, so that a long drain does not eat the
+        time that loading needs.
+        """
+        deadline, waited_for = Deadline.after(before.stop_s if before else seconds, self.clock), State.BEFORE
+        if before is None:
+            waited_for = State.WAITING
+        while True:
             self.check()
             verdict = judge(self.probe.observe(), self.release, self.port, before)
-            last = verdict.line
+            if waited_for is State.BEFORE and verdict.state is not State.BEFORE:
+                deadline, waited_for = Deadline.after(seconds, self.clock), State.WAITING
             if verdict.state is State.FAILED:
                 raise UnhealthyError(verdict.line)
             self.say(verdict.line, deadline.left)
             if verdict.state is State.ANSWERING:
                 return self._completion(deadline)
-            self.clock.sleep(min(pause(seconds - deadline.left), max(deadline.left, 0.05)))
-        raise UnhealthyError(f"not healthy after {seconds:.0f} s; last seen: {last}")
+            if deadline.passed:
+                late = "the server before did not end" if waited_for is State.BEFORE else "not healthy"
+                limit = before.stop_s if before and waited_for is State.BEFORE else seconds
+                raise UnhealthyError(f"{late} after {limit:.0f} s; last seen: {verdict.line}")
+            self.clock.sleep(min(PAUSE_S, max(deadline.left, 0.05)))
 
     def _completion(self, deadline: Deadline) -> Completion:
         limit = min(COMPLETION_DEADLINE_S, max(deadline.left, 1.0))
@@ -179,10 +194,3 @@ class Waiting:
         if wrong := judge_completion(completion, self.release, COMPLETION_TOKENS):
             raise UnhealthyError(wrong)
         return completion
-
-
-def pause(waited: float) -> float:
-    """How long to wait between two looks: short while a small server may come up, longer under a long load."""
-    if waited < 10:
-        return 0.5
-    return 1.0 if waited < 60 else 3.0

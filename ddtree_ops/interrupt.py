@@ -8,13 +8,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import BinaryIO
+from typing import Protocol
 
+from ddtree_ops.clock import Deadline
 from ddtree_ops.errors import ExitCode
 
 
 class Interrupted(Exception):
     """A person or the system asked us to stop. Not an error: what was begun is taken back, then we end."""
+
+
+class Checks(Protocol):
+    """What is looked at between steps and while waiting; raises when it is time to end."""
+
+    def check(self) -> None: ...
 
 
 class Token:
@@ -35,6 +42,18 @@ class Token:
     def check(self) -> None:
         if self._event.is_set():
             raise Interrupted(self.signal)
+
+
+class Limited:
+    """A token that also ends its work when a deadline has passed."""
+
+    def __init__(self, token: Token, deadline: Deadline, late: Exception) -> None:
+        self._token, self._deadline, self._late = token, deadline, late
+
+    def check(self) -> None:
+        self._token.check()
+        if self._deadline.passed:
+            raise self._late
 
 
 @contextmanager
@@ -58,18 +77,3 @@ def handling(token: Token, say: Callable[[str], None]) -> Iterator[Token]:
     finally:
         for number, old in previous.items():
             signal.signal(number, old)
-
-
-class Watched:
-    """A binary stream that stops being read when ``token`` is set, so that a long upload can be interrupted."""
-
-    def __init__(self, stream: BinaryIO, token: Token) -> None:
-        self._stream = stream
-        self._token = token
-
-    def read(self, size: int = -1) -> bytes:
-        self._token.check()
-        return self._stream.read(size)
-
-    def close(self) -> None:
-        self._stream.close()

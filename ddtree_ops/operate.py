@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddtree_ops import wiring
-from ddtree_ops.connection import Connection
+from ddtree_ops.connection import PATIENCE_S, Connection
 from ddtree_ops.deploy import Deploy, Engine
 from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
 from ddtree_ops.events import Event, Kind, Report, silent
@@ -24,6 +24,7 @@ from ddtree_ops.plan import Options, Plan, PlanFile, read_plan_file
 from ddtree_ops.release import Release, make_release, short
 from ddtree_ops.render import render_target
 from ddtree_ops.rollback import choose, other_mode, release_on_host
+from ddtree_ops.steps import DEAD_MAN_S
 from ddtree_ops.targets import Overrides, Target, resolve_targets
 
 
@@ -56,6 +57,8 @@ class How:
     health_timeout_s: float | None = None
     lock_wait_s: float = 0.0
     parallel: int = 8
+    patience_s: float = PATIENCE_S
+    dead_man_s: float = DEAD_MAN_S
     skips: Mapping[str, str] = field(default_factory=dict)
     baseline: bool = False
 
@@ -216,17 +219,18 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
     return Deploy(
         engine=engine or wiring.engine(),
         render=render_target,
-        connect=wiring.connect,
+        connect=lambda host: wiring.connect(host, how.patience_s),
         clock=wiring.CLOCK,
         token=token,
         report=report,
         evidence_dir=wiring.evidence_dir(),
-        options=Options(restart=how.restart, gates=NAMES if gated else ()),
+        options=Options(restart=how.restart, arm=how.dead_man_s > 0, gates=NAMES if gated else ()),
         gates=Gatekeeper(how.skips) if gated else None,
         secrets=wiring.KEYRING,
         kept=wanted.kept,
         lock_wait_s=how.lock_wait_s,
         health_timeout_s=how.health_timeout_s,
+        dead_man_s=how.dead_man_s,
         parallel=how.parallel,
         who=wiring.who(),
         audit=_audited("deploy" if gated else "rollback", wanted.inventory, report),

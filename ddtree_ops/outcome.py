@@ -26,6 +26,7 @@ class Status(StrEnum):
 
     DEPLOYED = "deployed"
     UNCHANGED = "unchanged"
+    DEMOTED = "demoted to linear"
     ROLLED_BACK = "rolled back"
     NOT_ROLLED_BACK = "not rolled back"
     REFUSED = "refused"

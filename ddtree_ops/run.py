@@ -40,6 +40,8 @@ def carry_out(work: Work, evidence_dir: Path) -> None:
 def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, evidence_dir: Path) -> Exception:
     """Undo what was begun, in reverse; returns what to raise."""
     where = begun[-1].name if begun else StepName.CHECK
+    if isinstance(failure, RolledBackError):
+        return _by_host(work, where, failure)
     found = failure.found if isinstance(failure, DdtreeError) else "interrupted"
     work.tell(Kind.FAIL, where, found)
     undos = [step for step in reversed(begun) if step.undo is not None]
@@ -50,6 +52,8 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
     work.why_back = f"{where}: {found}"
     try:
         back = "; ".join(note for note in _undo(work, undos) if note)
+    except RolledBackError as done:
+        return _by_host(work, where, done)
     except DdtreeError as stuck:
         return _stuck(work, failure, stuck, kept)
     if isinstance(failure, Interrupted):
@@ -60,6 +64,18 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
         why=f"release {work.release.short} failed at {where}; {back}",
         next=f"ddtree-ops logs {work.target}" if not kept else f"read {kept}",
         data={**_gate(failure), "step": str(where), "back": back, "evidence": kept, "failed": work.release.id},
+    )
+
+
+def _by_host(work: Work, where: StepName, done: RolledBackError) -> RolledBackError:
+    """The host heard nothing from us for too long and took back by itself; there is nothing left to undo."""
+    work.tell(Kind.FAIL, where, done.found)
+    return RolledBackError(
+        done.found,
+        host=work.target,
+        why=f"the link was away at {where} for longer than {work.dead_man_s:.0f} s",
+        next=f"ddtree-ops status {work.target}",
+        data={"step": str(where), "back": short(work.plan.back), "failed": work.release.id},
     )
 
 

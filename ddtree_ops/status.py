@@ -83,7 +83,7 @@ class InstanceStatus:
     def code(self) -> ExitCode:
         if self.error is not None:
             return self.error.exit_code
-        return ExitCode.DONE if self.health.good and not self.differs else ExitCode.MOVED
+        return ExitCode.DONE if self.health.good else ExitCode.MOVED
 
     def as_json(self) -> dict[str, Any]:
         left_out = {"error", "health", "gpu_memory"}

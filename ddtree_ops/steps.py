@@ -12,20 +12,23 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Protocol
 
 from ddtree_ops.clock import Clock
-from ddtree_ops.connection import QUICK_S
+from ddtree_ops.connection import LEASE_S, QUICK_S
 from ddtree_ops.errors import DdtreeError, NotRolledBackError
 from ddtree_ops.events import Event, Kind, Report
 from ddtree_ops.facts.host import InstanceFacts
 from ddtree_ops.facts.unit import Condition
 from ddtree_ops.health import Before, Probe, Waiting
-from ddtree_ops.interrupt import Token
+from ddtree_ops.interrupt import Checks
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.plan import Plan, StepName
 from ddtree_ops.release import Release, pack, short
+from ddtree_ops.render.unit import STOP_MARGIN_S
 from ddtree_ops.secret import Secrets
 
 UPLOAD_S = 600.0
 RENEW_EVERY_S = 40.0
+DEAD_MAN_S = 300.0
+HEALTHY = "completion"  # the first evidence of a release: it was healthy and completed
 
 
 class Helper(Protocol):
@@ -38,7 +41,6 @@ class Helper(Protocol):
         payload: bytes | BinaryIO | None = None,
         *,
         deadline_s: float = QUICK_S,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]: ...
 
 
@@ -66,9 +68,9 @@ class Work:
     helper: Helper
     probe: Callable[[Settings], Probe]
     stage_engine: Callable[[], str]
-    renew: Callable[[], None]
+    renew: Callable[[float], None]
     clock: Clock
-    token: Token
+    token: Checks
     report: Report
     gates: Callable[[Work], Mapping[str, Any]] | None = None
     secrets: Secrets = field(default_factory=Secrets)
@@ -77,8 +79,10 @@ class Work:
     who: Mapping[str, Any] = field(default_factory=dict)
     why_back: str = ""
     marks: str = ""
+    dead_man_s: float = DEAD_MAN_S
     restarted: bool = False
     armed: bool = False
+    alive_at: float = 0.0
     evidence: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -92,11 +96,33 @@ class Work:
     @property
     def was_up(self) -> bool:
         """Whether the release before was running or coming up: then taking back means starting it again."""
-        return self.there.unit.condition in (Condition.ACTIVE, Condition.ACTIVATING, Condition.RESTARTING)
+        return self.there.unit.condition not in (Condition.ABSENT, Condition.DOWN, Condition.FAILED)
 
     @property
     def start_timeout_s(self) -> float:
         return self.health_timeout_s or float(self.release.settings.start_timeout_s)
+
+    def alive(self) -> None:
+        """Called while we wait: ends the wait if we were interrupted, and lets the host know that we are still here."""
+        self.token.check()
+        self.keep()
+
+    def keep(self) -> None:
+        """Hold on to the lock, and move the deadline of an armed switch ahead."""
+        now = self.clock.monotonic()
+        if not self.plan.has(StepName.LOCK) or now - self.alive_at < min(RENEW_EVERY_S, self.dead_man_s / 3):
+            return
+        self.hold(self.dead_man_s)
+
+    def hold(self, seconds: float) -> None:
+        """Keep lock and armed switch for what may take ``seconds``; we are alive, or neither would move."""
+        self.alive_at = self.clock.monotonic()
+        self.renew(max(LEASE_S, seconds))
+        if self.armed:
+            self.helper.call("arm", self.arming(seconds))
+
+    def arming(self, seconds: float) -> dict[str, Any]:
+        return {"instance": self.instance, "to": self.plan.back or "none", "within_s": seconds}
 
     def tell(self, kind: Kind, step: str, line: str, left_s: float | None = None) -> None:
         self.report(Event(kind, self.host.name, self.instance, step, line, left_s))
@@ -182,24 +208,15 @@ def restart(work: Work) -> str:
 
 def wait_health(work: Work) -> str:
     """Wait for the wanted release; a server that we did not restart is judged as it is."""
-    before = Before(work.there.unit.invocation) if work.restarted else None
-    wait = waiting(work, work.release.settings, work.release.id, work.token)
+    before = Before(work.there.unit.invocation, stop_limit(work.there.settings)) if work.restarted else None
+    work.alive_at = work.clock.monotonic()
+    wait = waiting(work, work.release.settings, work.release.id, work.alive)
     completion = wait.until_healthy(work.start_timeout_s, before)
-    work.evidence["completion"] = {"tokens": completion.tokens, "seconds": completion.seconds}
+    work.evidence[HEALTHY] = {"tokens": completion.tokens, "seconds": completion.seconds}
     return f"{completion.tokens} tokens in {completion.seconds:.2f} s"
 
 
-def waiting(work: Work, settings: Settings, release: str, token: Token) -> Waiting:
-    renewed = work.clock.monotonic()
-
-    def check() -> None:
-        """Between two looks: were we interrupted, and does the lock hold for long enough?"""
-        nonlocal renewed
-        token.check()
-        if work.clock.monotonic() - renewed >= RENEW_EVERY_S and work.plan.has(StepName.LOCK):
-            renewed = work.clock.monotonic()
-            work.renew()
-
+def waiting(work: Work, settings: Settings, release: str, check: Callable[[], None]) -> Waiting:
     return Waiting(
         probe=work.probe(settings),
         release=release,
@@ -218,11 +235,10 @@ def prove(work: Work) -> str:
 
 
 def arm(work: Work) -> str:
-    """The host's own timer: if nobody confirms in time, it takes back by itself."""
-    seconds = work.start_timeout_s + 2 * QUICK_S
-    work.helper.call("arm", {"instance": work.instance, "to": work.plan.back or "none", "within_s": seconds})
+    """The host's own timer: if it hears nothing from us for that long, it takes back by itself."""
+    work.helper.call("arm", work.arming(work.dead_man_s))
     work.armed = True
-    return f"within {seconds:.0f} s"
+    return f"if it hears nothing for {work.dead_man_s:.0f} s"
 
 
 def disarm(work: Work) -> str:
@@ -258,9 +274,26 @@ def _gates_in_short(work: Work) -> dict[str, Any]:
     return {"gates": {name: f"{each['verdict']}: {each['line']}" for name, each in shown.items()}} if shown else {}
 
 
+def stop_limit(settings: Settings | None) -> float:
+    """How long systemd lets a server end, and a little more."""
+    return (settings.drain_timeout_s if settings else 0) + STOP_MARGIN_S + 10.0
+
+
+def kill_unproven(work: Work) -> str:
+    """A server that never became healthy has no requests worth waiting for: end it at once. Returns its invocation.
+
+    Left to its drain, one that hangs would hold the GPUs, and the release before back, for minutes.
+    """
+    seen = work.probe(work.release.settings).observe()
+    if HEALTHY not in work.evidence and seen.unit.invocation != work.there.unit.invocation:
+        systemctl(work, "kill")
+    return seen.unit.invocation
+
+
 def take_back(work: Work) -> str:
     """Put the host back to the release that was there, or to nothing, and see it healthy if it was up before."""
     back, same = work.plan.back, work.plan.back == work.plan.before
+    failed = kill_unproven(work) if work.restarted else ""
     done = work.helper.call(
         "take_back",
         {
@@ -283,7 +316,8 @@ def take_back(work: Work) -> str:
     if not done["restarted"] or there is None or there.settings is None:
         return f"release {short(back)} is back"
     try:
-        waiting(work, there.settings, back, Token()).until_healthy(float(there.settings.start_timeout_s), Before())
+        before = Before(failed, stop_limit(work.release.settings))
+        waiting(work, there.settings, back, work.keep).until_healthy(float(there.settings.start_timeout_s), before)
     except DdtreeError as failure:
         raise NotRolledBackError(
             f"release {short(back)} is back, but does not come up: {failure.found}",

@@ -17,7 +17,7 @@ from ddtree_ops.audit import Audit
 from ddtree_ops.bundle.build import Bundle, build_bundle
 from ddtree_ops.bundle.stage import check_engine, stage_engine
 from ddtree_ops.clock import SystemClock
-from ddtree_ops.connection import QUICK_S, Connection
+from ddtree_ops.connection import PATIENCE_S, QUICK_S, Connection
 from ddtree_ops.deploy import Engine
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.remote import open_remote
@@ -27,7 +27,7 @@ CLOCK = SystemClock()
 KEYRING = Keyring(os.environ)
 
 
-def connect(host: HostSpec) -> Connection:
+def connect(host: HostSpec, patience_s: float = PATIENCE_S) -> Connection:
     """The host, over SSH or on this machine. Nothing is sent before the first call."""
     remote = open_remote(host, CLOCK)
     agent = Agent(remote, host)
@@ -38,7 +38,7 @@ def connect(host: HostSpec) -> Connection:
     def headers(settings: Settings) -> Mapping[str, str]:
         return KEYRING.headers(host, settings)
 
-    return Connection(host, agent, CLOCK, headers=headers, read=read, close=remote.close)
+    return Connection(host, agent, CLOCK, headers=headers, read=read, close=remote.close, patience_s=patience_s)
 
 
 def engine() -> Engine:

@@ -9,8 +9,10 @@ import typer
 
 from ddtree_ops import operate
 from ddtree_ops.cli.command import OptionalTargets, Session, command
+from ddtree_ops.connection import PATIENCE_S
 from ddtree_ops.gates.run import checked_skips
 from ddtree_ops.outcome import worst
+from ddtree_ops.steps import DEAD_MAN_S
 from ddtree_ops.targets import Overrides
 from ddtree_ops.ui.progress import showing
 from ddtree_ops.ui.results import show_outcomes
@@ -37,6 +39,15 @@ SkipGate = Annotated[
     typer.Option("--skip-gate", metavar="NAME", show_default=False, help="Waive a gate; needs --reason. Recorded."),
 ]
 Baseline = Annotated[bool, typer.Option("--baseline", help="Measure linear anew before a tree is judged.")]
+Patience = Annotated[
+    float, typer.Option("--patience", metavar="S", min=0, help="Seconds to wait for a link that broke half way.")
+]
+DeadMan = Annotated[
+    float,
+    typer.Option(
+        "--dead-man", metavar="S", min=0, help="The host takes back if it hears nothing for so long; 0: never."
+    ),
+]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", min=1, max=64, help="Hosts at the same time.")]
 
 
@@ -51,6 +62,8 @@ def register(app: typer.Typer) -> None:
         restart: Restart = False,
         health_timeout: HealthTimeout = None,
         wait: Wait = 0,
+        patience: Patience = PATIENCE_S,
+        dead_man: DeadMan = DEAD_MAN_S,
         parallel: Parallel = 8,
         skip_gate: SkipGate = None,
         baseline: Baseline = False,
@@ -64,7 +77,7 @@ def register(app: typer.Typer) -> None:
         for notice in wanted.notices:
             session.out.notice(notice)
         skips = checked_skips(skip_gate or (), overrides.unsafe_reason)
-        how = operate.How(restart, health_timeout, wait, parallel, skips=skips, baseline=baseline)
+        how = operate.How(restart, health_timeout, wait, parallel, patience, dead_man, skips, baseline)
         with showing(session.out) as report:
             outcomes = operate.deploy(wanted, how, report)
         if save:

@@ -58,8 +58,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show every instance: health, mode, release, accept length, tok/s, GPU memory, restarts.
 
-        Exit code 0: all healthy, proven and as the inventory wants; 8: something is not; 3: a host does not answer.
-        With --drift, 8: something differs from what was deployed.
+        Exit code 0: all are healthy and proven; 8: one is not; 3: a host does not answer. What runs otherwise than the
+        inventory wants is said, but does not count. With --drift, 8: something differs from what was deployed.
         """
         hosts = by_host(session.select(targets).targets)
         if drift:

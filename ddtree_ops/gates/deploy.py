@@ -38,9 +38,9 @@ class Gatekeeper:
             probe=work.probe(settings),
             call=work.helper.call,
             clock=work.clock,
-            check=work.token.check,
+            check=work.alive,
             say=lambda line: work.tell(Kind.PROGRESS, StepName.GATES, line),
-            hold=lambda seconds: _hold(work, seconds),
+            hold=lambda seconds: work.hold(seconds + HOLD_MARGIN_S),
             skips=self.skips,
             headers=work.secrets.headers,
         )
@@ -57,13 +57,6 @@ class Gatekeeper:
             return False
         key = baseline.baseline_key(settings, engine, gates, Mode.LINEAR)
         return baseline.unpack(call("baseline", {"key": key})["value"], gates) is None
-
-
-def _hold(work: Work, seconds: float) -> None:
-    """Move the deadline of the host's dead-man switch ahead of what comes next; we are alive, or it would not move."""
-    if work.armed:
-        within = seconds + HOLD_MARGIN_S
-        work.helper.call("arm", {"instance": work.instance, "to": work.plan.back or "none", "within_s": within})
 
 
 def as_linear(settings: Settings) -> Settings:

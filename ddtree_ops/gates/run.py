@@ -23,12 +23,7 @@ class Call(Protocol):
     """One operation of the helper on the host."""
 
     def __call__(
-        self,
-        op: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        deadline_s: float = 30.0,
-        on_event: Callable[[dict[str, Any]], None] | None = None,
+        self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0
     ) -> dict[str, Any]: ...
 
 
@@ -151,29 +146,19 @@ class _Bench:
         return self.measured
 
     def load(self, concurrency: int, *, gaps: bool = False) -> Run:
-        streams = throughput.streams(concurrency)
-        self.subject.say(f"measuring with {streams}")
-
-        def said(event: dict[str, Any]) -> None:
-            self.subject.say(f"measuring with {streams}: {event.get('done')} of {event.get('of')} answers")
-
-        return self.put_load(measure.load_request(self.gates, concurrency, gaps=gaps), said)
+        self.subject.check()
+        self.subject.say(f"measuring with {concurrency} streams")
+        return self.put_load(measure.load_request(self.gates, concurrency, gaps=gaps))
 
     def one_request(self) -> Run:
         """A single answer, to see that there is one and what its accept length is."""
         request = measure.load_request(self.gates, 1)
-        return self.put_load(request | {"bodies": request["bodies"][:1], "rounds": 1, "warmup": 0}, lambda _event: None)
+        return self.put_load(request | {"bodies": request["bodies"][:1], "rounds": 1, "warmup": 0})
 
-    def put_load(self, request: dict[str, Any], said: Callable[[dict[str, Any]], None]) -> Run:
-        """Once a second the helper tells how far it is, and an interruption is looked for: a load may take minutes."""
-
-        def on_event(event: dict[str, Any]) -> None:
-            self.subject.check()
-            said(event)
-
+    def put_load(self, request: dict[str, Any]) -> Run:
         seconds = measure.longest_s(request)
         self.subject.hold(seconds)
-        answer = self.subject.call("load", self.where() | request, deadline_s=seconds, on_event=on_event)
+        answer = self.subject.call("load", self.where() | request, deadline_s=seconds)
         return measure.parse_run(answer, self.gates.tokens)
 
     def where(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ VERBS: dict[str, tuple[bool, bool, tuple[int, ...]]] = {
     "start": (True, True, (0,)),
     "restart": (True, True, (0,)),
     "stop": (True, True, (0, 5)),
+    "kill": (True, False, (0, 1, 5)),
     "enable": (True, False, (0,)),
     "disable": (True, False, (0,)),
 }
@@ -40,7 +41,7 @@ def act(ctx: Context, verb: str, instance: str) -> dict[str, Any]:
     if verb not in VERBS:
         raise Failure("HelperError", "systemctl {!r} is not one of {}".format(verb, ", ".join(VERBS)))
     takes_unit, no_block, good = VERBS[verb]
-    flags = ["--no-block"] if no_block else []
+    flags = ["--no-block"] if no_block else ["--signal=KILL"] if verb == "kill" else []
     unit = [ctx.unit(instance)] if takes_unit else []
     ran = ctx.run("systemctl", *flags, verb, *unit, timeout_s=90.0)
     if ran.rc == 127 or NOT_SYSTEMD.search(ran.err):

@@ -126,6 +126,12 @@ class Cli:
         )  # fmt: skip
 
 
+@pytest.fixture(scope="session")
+def cli_for() -> type[Cli]:
+    """``cli_for(inventory, home)``: a runner for an inventory of the test's own."""
+    return Cli
+
+
 @pytest.fixture
 def cli(lab: Lab, tmp_path: Path) -> Cli:
     return Cli(lab.names.inventory, tmp_path)

@@ -18,12 +18,14 @@ from typing import Any
 from ddtree_ops.clock import FakeClock
 from ddtree_ops.connection import Connection
 from ddtree_ops.deploy import Deploy, Engine
-from ddtree_ops.errors import LockedError, UnreachableError
+from ddtree_ops.errors import LockedError, RolledBackError, UnreachableError
 from ddtree_ops.events import Event
 from ddtree_ops.interrupt import Token
 from ddtree_ops.model import Address, HostSpec, Mode, Settings
 
 ENGINE = "e" * 64
+# Operations that need the host's lock; the host itself may have taken it over meanwhile.
+CHANGES = {"stage_release", "switch", "write_unit", "systemctl", "record", "take_back", "arm", "confirm", "renew"}
 
 
 def settings(instance: str = "a", **changes: Any) -> Settings:
@@ -91,6 +93,8 @@ class FakeHost:
     held: dict[str, Any] | None = None
     strangers: dict[int, str] = field(default_factory=dict)
     token: str | None = None
+    armed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seized: bool = False
     starts: int = 0
 
     # -- the seam: what ``Connection`` calls
@@ -112,6 +116,8 @@ class FakeHost:
             raise UnreachableError("no answer", self.name)
         if (error := self.fail.get(self.ops[-1])) is not None:
             raise error
+        if op in CHANGES and self.seized:
+            raise RolledBackError("a was not confirmed in time; the host took it back by itself", self.name)
         return dict(getattr(self, f"op_{op}")(args or {}, payload))
 
     @contextmanager
@@ -156,7 +162,7 @@ class FakeHost:
             "current": self.current.get(name),
             "current_kind": "link" if self.current.get(name) else "absent",
             "state": self._state(name),
-            "armed": None,
+            "armed": self.armed.get(name),
             "releases": self.releases.get(name, {}),
             "unit_text": self.units.get(name),
             "show": self._show(name),
@@ -210,7 +216,7 @@ class FakeHost:
             self.enabled.add(name)
         elif verb == "reset-failed":
             self.failed.discard(name)
-        elif verb == "stop":
+        elif verb in ("stop", "kill"):
             self.server[name] = None
         elif verb == "restart":
             self._start(name)
@@ -340,6 +346,20 @@ class FakeHost:
             return {"restarted": False}
         self._start(name)
         return {"restarted": True}
+
+    def op_arm(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
+        self.armed[args["instance"]] = {"to": args["to"], "deadline": self.clock.time() + args["within_s"]}
+        return {}
+
+    def op_confirm(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
+        return {"was_armed": self.armed.pop(args["instance"], None) is not None}
+
+    def expire(self, name: str) -> None:
+        """What the host's own timer does at the deadline, whether or not anybody reaches the host."""
+        armed = self.armed.pop(name)
+        assert self.clock.time() >= armed["deadline"]
+        self.op_take_back({"instance": name, "to": armed["to"], "mark": True, "reason": "", "invocation": None}, None)
+        self.seized = True
 
     def op_evidence(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
         return {"name": f"evidence-{args['instance']}.tar.gz", "archive_b64": "ZXZpZGVuY2U=", "files": []}

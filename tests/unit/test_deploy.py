@@ -12,7 +12,7 @@ from ddtree_ops.events import Event, Kind
 from ddtree_ops.interrupt import Token
 from ddtree_ops.model import Mode, Settings
 from ddtree_ops.outcome import Outcome, Status, worst
-from ddtree_ops.plan import Effect, make_plan, require_unmoved
+from ddtree_ops.plan import Effect, Options, make_plan, require_unmoved
 
 LINEAR = settings()
 TREE = settings(mode=Mode.TREE, budget=32)
@@ -355,3 +355,59 @@ def test_errors_name_a_next_command(on_linear: FakeHost, tmp_path: Path) -> None
         assert error.why
         assert error.next
         assert error.host == "h1:a"
+
+
+ARMED = Options(arm=True)
+
+
+def test_host_is_armed_before_anything_changes_and_disarmed_before_it_is_proven(
+    on_linear: FakeHost, tmp_path: Path
+) -> None:
+    assert deploy(on_linear, TREE, tmp_path, options=ARMED).status is Status.DEPLOYED
+    ops = on_linear.ops
+    assert ops.index("arm") < ops.index("switch") < ops.index("complete") < ops.index("confirm") < ops.index("record")
+    assert on_linear.armed == {}
+
+
+@pytest.mark.parametrize("fault", ["crash", "hang"])
+def test_a_deploy_that_we_take_back_disarms_the_host(on_linear: FakeHost, tmp_path: Path, fault: str) -> None:
+    on_linear.faults["tree"] = fault
+    assert deploy(on_linear, TREE, tmp_path, options=ARMED).code is ExitCode.ROLLED_BACK
+    assert on_linear.armed == {}
+    assert on_linear.ops.index("take_back") < on_linear.ops.index("confirm")
+
+
+def test_a_long_load_moves_the_deadline_ahead(tmp_path: Path) -> None:
+    fake, wanted = FakeHost(faults={"linear": "hang"}), settings(start_timeout_s=300)
+    deploy(fake, wanted, tmp_path, options=ARMED, dead_man_s=60.0)
+    assert fake.ops.count("arm") >= 10
+
+
+@pytest.mark.parametrize("away_s", [200, 30])
+def test_host_that_takes_back_by_itself_while_we_cannot_reach_it(
+    on_linear: FakeHost, tmp_path: Path, away_s: int
+) -> None:
+    """Away for longer than the switch waits: the host is back on its own, and the deploy says so with exit code 5."""
+    before, cut = on_linear.current["a"], []
+
+    def away(begun: str) -> None:
+        if begun == "observe" and not cut:
+            cut.append(on_linear.clock.now)
+        on_linear.reachable = not cut or on_linear.clock.now > cut[0] + away_s
+        armed = on_linear.armed.get("a")
+        if armed and on_linear.clock.time() > armed["deadline"]:
+            on_linear.expire("a")
+
+    on_linear.hook = away
+    on_linear.faults["tree"] = "hang"
+    outcome = deploy(on_linear, TREE, tmp_path, options=ARMED, dead_man_s=20.0, lock_wait_s=0.0)
+    assert on_linear.runs() == on_linear.current["a"] == before
+    if away_s == 30:
+        assert outcome.code is ExitCode.ROLLED_BACK
+        assert outcome.error is not None
+        assert "the host took it back by itself" in outcome.error.found
+    else:  # still away when our patience ends: what we know is said, and where to look
+        assert outcome.code is ExitCode.NOT_ROLLED_BACK
+        assert outcome.error is not None
+        assert "take the release back by itself" in outcome.error.why
+        assert outcome.error.next == "ddtree-ops status h1:a"

@@ -63,9 +63,7 @@ class Server:
         assert deadline_s > 0
         return Completion(tokens, RELEASE, seconds=0.1)
 
-    def call(
-        self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0, on_event: Any = None
-    ) -> dict[str, Any]:
+    def call(self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0) -> dict[str, Any]:
         args = dict(args or {})
         if op == "baseline":
             return {"value": self.baselines.get(args["key"])}
@@ -74,7 +72,6 @@ class Server:
             return {}
         assert op == "load"
         assert self.held[-1] == deadline_s
-        on_event({"event": "progress", "done": 3, "of": 16})
         gaps = "return_logprob" in args["bodies"][0]
         count = len(args["bodies"])
         self.asked.append(f"load {count} x {args['concurrency']}{' with gaps' if gaps else ''}")
@@ -188,25 +185,6 @@ def test_soak_lasts_as_long_as_it_should_and_ends_at_the_first_trouble() -> None
     dying = server(Mode.TREE, linear_baseline(), fails_after=4.0)
     assert "after 5 s" in failure(dying, soaking).found
     assert dying.clock.slept == [5.0]
-
-
-class Interrupted(Exception):
-    pass
-
-
-def test_a_measurement_tells_how_far_it_is_and_can_be_interrupted() -> None:
-    lines: list[str] = []
-    made = server(Mode.TREE, linear_baseline())
-    prove(Subject(**{**vars(subject(made)), "say": lines.append}))
-    assert "measuring with 1 stream: 3 of 16 answers" in lines
-
-    def check() -> None:
-        if made.asked.count("complete") > 1:
-            raise Interrupted
-
-    with pytest.raises(Interrupted):
-        prove(Subject(**{**vars(subject(made)), "check": check}))
-    assert made.asked.count("load 8 x 1") == 1
 
 
 def test_skipped_gates_are_not_run() -> None:

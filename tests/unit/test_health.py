@@ -35,15 +35,15 @@ def unit(**changes: Any) -> Observation:
     ("seen", "state", "said"),
     [
         (READY, State.ANSWERING, "asking for a completion"),
-        (unit(invocation="old"), State.WAITING, "waiting for systemd to restart it"),
-        (unit(invocation="old", active="deactivating"), State.WAITING, "stopping the server before"),
-        (unit(invocation="old", active="inactive"), State.WAITING, "waiting for systemd"),
+        (unit(invocation="old"), State.BEFORE, "waiting for systemd to restart it"),
+        (unit(invocation="old", active="deactivating"), State.BEFORE, "stopping the server before"),
+        (unit(invocation="old", active="inactive"), State.BEFORE, "waiting for systemd"),
         (unit(active="failed", result="exit-code", exit_status=1), State.FAILED, "exited with status 1"),
         (unit(active="failed", result="start-limit-hit", invocation="old"), State.FAILED, "restarted too often"),
         (unit(active="activating", sub="auto-restart"), State.FAILED, "systemd is restarting it"),
         (unit(restarts=1), State.FAILED, "systemd is restarting it"),
         (unit(active="inactive"), State.FAILED, "the unit is not running"),
-        (unit(active="deactivating"), State.FAILED, "the server is stopping"),
+        (unit(active="deactivating"), State.WAITING, "the server is stopping"),
         (replace(READY, listener=Listener(9, "nginx")), State.FAILED, "port 30000 is held by nginx (pid 9)"),
         (replace(READY, ready=None, listener=None), State.WAITING, "starting"),
         (replace(READY, ready=503, lines=("Load weight begin.",)), State.WAITING, "loading weights"),
@@ -114,10 +114,19 @@ LOADING = replace(READY, ready=None, listener=None)
 
 def test_a_slow_load_is_waited_for_until_its_deadline_and_no_longer() -> None:
     """Ready after 240 s of a deadline of 300: passes; nothing counts attempts."""
-    clock, _ = wait(*[LOADING] * 75, READY, seconds=300)
+    clock, _ = wait(*[LOADING] * 180, READY, seconds=300)
     assert 200 < clock.now < 300
     with pytest.raises(UnhealthyError, match="not healthy after 60 s; last seen: starting"):
         wait(LOADING, seconds=60)
+
+
+def test_a_long_drain_does_not_eat_the_time_that_loading_needs() -> None:
+    old = unit(invocation="old", active="deactivating")
+    clock, said = wait(*[old] * 40, *[LOADING] * 20, READY, seconds=40)
+    assert clock.now > 80
+    assert said[0] == "stopping the server before"
+    with pytest.raises(UnhealthyError, match="the server before did not end after 90 s; last seen: stopping"):
+        wait(old, seconds=40)
 
 
 def test_what_cannot_become_healthy_is_not_waited_for() -> None:

@@ -74,7 +74,7 @@ def test_what_runs_otherwise_than_the_inventory_wants() -> None:
     found = status(replace(SEEN, resolved=replace(TREE, budget=16)), there)
     assert found.health is Health.HEALTHY
     assert found.differs == ("budget: 16 there, 32 wanted",)
-    assert found.code is ExitCode.MOVED
+    assert found.code is ExitCode.DONE
 
 
 def test_what_a_person_should_know() -> None:
