@@ -171,7 +171,7 @@ def replayed(case: Case, record: gdn.GdnRecords) -> Callable[[int, int, ref.GdnT
 WIDTHS = [2, 3, 9, 16, 17, 18, 33, 65]
 
 
-@pytest.mark.parametrize("rows", [2, 5, 9, 17])
+@pytest.mark.parametrize("rows", [2, 5, 9, 17, 33, 65])
 def test_stock_kernels_are_right_under_the_ordering_rules(rows: int, stock_kernel: Stock) -> None:
     case = make(rows, seed=rows)
     out, states = run_stock(case, stock_kernel)
