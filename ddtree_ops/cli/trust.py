@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddtree_ops.cli.command import OneTarget, Session, command
+from ddtree_ops.cli.command import Session, Targets, command
 from ddtree_ops.errors import HostKeyError, UsageError
+from ddtree_ops.model import HostSpec
+from ddtree_ops.operate import by_host
 
 if TYPE_CHECKING:
     from ddtree_ops.remote.trust import Offer, OfferedKey
@@ -29,7 +32,7 @@ def register(app: typer.Typer) -> None:
     )
     def trust(
         session: Session,
-        target: OneTarget,
+        targets: Targets,
         yes: Annotated[bool, typer.Option("--yes", "-y", help="Trust what is shown without asking.")] = False,
         fingerprint: Annotated[
             str | None,
@@ -40,18 +43,20 @@ def register(app: typer.Typer) -> None:
         """Show the SSH keys of a host (and of its jump hosts) and remember them in known_hosts."""
         from ddtree_ops.remote.trust import learn
 
-        host = session.select([target]).targets[0].host
-        if host.transport == "local":
-            raise UsageError(f"{host.name} is this machine; there is no key to trust", host.name)
+        hosts = [host for host, _ in by_host(session.select(targets).targets) if host.transport == "ssh"]
+        if not hosts:
+            raise UsageError("this machine itself is no SSH host; there is no key to trust")
+        if fingerprint is not None and len(hosts) > 1:
+            raise UsageError("--fingerprint is that of one host", next=f"ddtree-ops trust {hosts[0].name}")
         written: list[str] = []
 
-        def decide(offer: Offer) -> Sequence[OfferedKey]:
+        def decide(host: HostSpec, offer: Offer) -> Sequence[OfferedKey]:
             chosen = choose(session, offer, yes=yes, fingerprint=fingerprint, host=host.name)
             written.extend(key.fingerprint for key in chosen)
             return chosen
 
-        offers = learn(host, decide, replace=replace)
-        report(session, host.name, offers, written)
+        offers = {host.name: learn(host, partial(decide, host), replace=replace) for host in hosts}
+        report(session, offers, written)
 
 
 def choose(session: Session, offer: Offer, *, yes: bool, fingerprint: str | None, host: str) -> Sequence[OfferedKey]:
@@ -79,9 +84,10 @@ def choose(session: Session, offer: Offer, *, yes: bool, fingerprint: str | None
     return offer.unknown if typer.confirm("Trust them?", default=False) else ()
 
 
-def report(session: Session, host: str, offers: Sequence[Offer], written: Sequence[str]) -> None:
+def report(session: Session, offers: Mapping[str, Sequence[Offer]], written: Sequence[str]) -> None:
     rows = [
         {
+            "host": host,
             "machine": str(offer.hop),
             "name": offer.hop.key_name,
             "file": str(offer.file),
@@ -89,13 +95,14 @@ def report(session: Session, host: str, offers: Sequence[Offer], written: Sequen
             "fingerprint": key.fingerprint,
             "state": "trusted" if key.fingerprint in written else key.state,
         }
-        for offer in offers
+        for host, each in offers.items()
+        for offer in each
         for key in offer.keys
     ]
     if session.json:
-        session.out.data({"host": host, "keys": rows})
+        session.out.data({"keys": rows})
         return
     session.out.table(
-        ("MACHINE", "KEY", "FINGERPRINT", "STATE", "FILE"),
-        [(row["machine"], row["type"], row["fingerprint"], row["state"], row["file"]) for row in rows],
+        ("HOST", "MACHINE", "KEY", "FINGERPRINT", "STATE", "FILE"),
+        [(row["host"], row["machine"], row["type"], row["fingerprint"], row["state"], row["file"]) for row in rows],
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 from typing import Any
 
 from . import deadman, files, staging, state
 from .context import DIGEST, Context, Op, listdir
+
+MONTH_S = 30 * 86400
 
 
 def prune(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
@@ -31,10 +35,19 @@ def prune(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     gone = {(name, release) for name in removed for release in removed[name]}
     engines = unused_engines(ctx, gone)
     if not dry:
+        old_helpers(ctx)
         files.sweep(ctx.path("engines"))
         for engine in engines:
             files.remove_tree(ctx.engine_dir(engine))
     return {"releases": removed, "engines": engines}
+
+
+def old_helpers(ctx: Context) -> None:
+    """Helpers of other versions that nobody pushed for a month; another version's operator pushes its own again."""
+    for name in listdir(ctx.path("helper")):
+        path = ctx.path("helper", name)
+        if path != os.path.abspath(sys.argv[0]) and os.stat(path).st_mtime < time.time() - MONTH_S:
+            os.unlink(path)
 
 
 def still_needed(ctx: Context, instance: str) -> set[str]:

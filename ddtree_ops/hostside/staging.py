@@ -54,6 +54,9 @@ def stage_release(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     try:
         receive(ctx.payload, tmp)
         complain_if_damaged(tmp, release)
+        named = (files.read_json(os.path.join(tmp, MANIFEST)) or {}).get("release", release)
+        if named != release:
+            raise Failure("HelperError", f"the upload is release {named[:12]}, not {release[:12]}")
         if os.path.isdir(place):
             return {"staged": False, "mended": mend(tmp, place)}
         files.fsync_dir(tmp)

@@ -70,7 +70,8 @@ class SshRemote(FilesOverRun):
     def _transport(self) -> tuple[paramiko.Transport, Pulse]:
         if self._hops and self._pulse is not None:
             transport = self._hops[-1].transport
-            if transport is not None and transport.is_active():
+            alive = self._pulse.silence <= self._silence_s  # it is asked while idle too
+            if transport is not None and transport.is_active() and alive:
                 return transport, self._pulse
         self.close()
         try:

@@ -57,9 +57,13 @@ class Keys(AuthStrategy):
         if not self.hop.use_agent or not agent_answers(os.environ.get("SSH_AUTH_SOCK"), AGENT_S):
             return
         wanted = [blob for blob in map(public_blob, self.hop.identities) if blob is not None]
-        for key in paramiko.Agent().get_keys():
-            if not self.hop.identities_only or key.asbytes() in wanted:
-                yield Named(self.hop.user, key, f"agent key {key.comment or key.get_name()}")
+        agent = paramiko.Agent()
+        try:
+            for key in agent.get_keys():
+                if not self.hop.identities_only or key.asbytes() in wanted:
+                    yield Named(self.hop.user, key, f"agent key {key.comment or key.get_name()}")
+        finally:
+            agent.close()
 
 
 class Named(InMemoryPrivateKey):

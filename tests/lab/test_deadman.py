@@ -77,6 +77,16 @@ def test_arming_again_keeps_a_living_change_alive(host: Machine) -> None:
     until_back(host, first, WITHIN_S + 15)
 
 
+def test_another_change_that_holds_the_lock_is_waited_for(host: Machine) -> None:
+    caller, first, second = armed_change(host, WITHIN_S)
+    do(caller, "unlock", token="client")
+    caller.token = None
+    do(caller, "lock", token="other", owner="eve@elsewhere", purpose="deploy other", lease_s=WITHIN_S + 8)
+    time.sleep(WITHIN_S + 3)
+    assert current(host) == second
+    until_back(host, first, 45)
+
+
 @pytest.mark.parametrize("how", ["reboot", "powercut"])
 def test_a_reboot_in_between_before_the_deadline(host: Machine, lab: Lab, how: str) -> None:
     _caller, first, _second = armed_change(host, 25)

@@ -57,9 +57,9 @@ def test_a_missing_helper_is_pushed_and_the_call_made_again() -> None:
 @pytest.mark.parametrize(
     ("rc", "err", "found", "repair"),
     [
-        (1, "sudo: a password is required\n", "sudo asks for a password", "ddtree-ops bootstrap h1 --as-root"),
+        (1, "sudo: a password is required\n", "sudo asks for a password", ">/etc/sudoers.d/ddtree-ops"),
         (127, "sh: 1: sudo: not found\n", "sudo: not found", "apt-get install sudo"),
-        (1, "op is not in the sudoers file.\nsudo: rejected\n", "rejected", "ddtree-ops bootstrap h1 --as-root"),
+        (1, "op is not in the sudoers file.\nsudo: rejected\n", "rejected", ">/etc/sudoers.d/ddtree-ops"),
         (127, "timeout: failed to run command 'python3': No such file\n", "python3 is not on", "python3-min"),
     ],
 )  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -272,3 +274,35 @@ def test_a_dead_agent_does_not_hang_us(tmp_path: Path) -> None:
         assert time.monotonic() - began < 2
     assert agent_answers(path, 0.3) is False
     assert agent_answers(None, 0.3) is False
+
+
+@pytest.fixture
+def ssh_agent(tmp_path: Path, keys: dict[str, paramiko.PKey]) -> Iterator[str]:
+    """A running ssh-agent that holds the user's key; yields its socket."""
+    if shutil.which("ssh-agent") is None:
+        pytest.skip("no ssh-agent on this machine")
+    path = str(tmp_path / "agent.sock")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL) as running:
+        try:
+            end = time.monotonic() + 5
+            while not agent_answers(path, 0.5) and time.monotonic() < end:
+                time.sleep(0.05)
+            keys["user"].write_private_key_file(str(tmp_path / "for_agent"))
+            added = subprocess.run(
+                ["ssh-add", "-q", str(tmp_path / "for_agent")], env={**os.environ, "SSH_AUTH_SOCK": path}, check=False
+            )
+            assert added.returncode == 0
+            yield path
+        finally:
+            running.terminate()
+
+
+def test_the_agents_keys_are_used_and_only_those_named_under_identities_only(
+    open_ssh: Open, ssh_agent: str, files: Path, keys: dict[str, paramiko.PKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", ssh_agent)
+    with pytest.raises(AuthError, match=r"id_other \(refused\)$"):
+        open_ssh(key="id_other").run(["true"], deadline_s=5)
+    user = keys["user"]
+    (files / "id_other.pub").write_text(f"{user.get_name()} {user.get_base64()} mine\n")
+    assert open_ssh(key="id_other").run(["true"], deadline_s=5).rc == 0
