@@ -42,22 +42,28 @@ class Prospect:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(self.facts["missing"])
+        """What must be sent; nothing to a venv that is complete, whose wheels are gone again."""
+        return () if self.installed else tuple(self.facts["missing"])
 
     @property
     def send_bytes(self) -> int:
         return self.wheelhouse.size(self.missing)
 
     @property
-    def complete(self) -> bool:
-        """Whether nothing at all is left to do, as far as a look can tell."""
+    def installed(self) -> bool:
+        """Whether the venv is complete for exactly this wish."""
         marker = self.facts["venv"]["marker"] or {}
+        wheels = self.wheelhouse.wheels if self.wish.offline else {}
         return (
             self.facts["venv"]["state"] == "complete"
             and sorted(marker.get("requirements", ())) == sorted(self.wish.requirements)
-            and self.facts["user"] is not False
-            and not self.missing
+            and marker.get("wheels") == wheels
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing at all is left to do, as far as a look can tell."""
+        return self.installed and self.facts["user"] is not False
 
     def lines(self) -> tuple[str, ...]:
         """What will be done, one line each."""
@@ -67,7 +73,7 @@ class Prospect:
             made.append(f"make {self.wish.venv} with Python {python['version']} ({python['path']})")
         if self.missing:
             made.append(f"send {len(self.missing)} wheels, {self.send_bytes / 1e6:.1f} MB")
-        if not self.complete:
+        if not self.installed:
             source = "the wheels sent, without any index" if self.wish.offline else "the host's own index"
             made.append(f"install {', '.join(self.wish.requirements)} from {source}")
         return tuple(made)

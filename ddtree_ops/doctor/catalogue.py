@@ -76,6 +76,8 @@ _TABLE = (
           "nvidia-smi -i {gpu} -pm 0 && nvidia-smi -i {gpu} -r"),
     Check("gpu-busy", RED, "a GPU is used by somebody else", "two servers on one GPU take each other's memory",
           "ps -fp {pid}"),
+    Check("gpu-shared", YELLOW, "somebody else has a little memory on a GPU", "figures measured beside it waver",
+          "ps -fp {pid}"),
     Check("gpu-mig", RED, "a GPU is split (MIG)", "its number names no device a server could use whole",
           "nvidia-smi -i {gpu} -mig 0"),
     Check("gpu-ecc", YELLOW, "a GPU counted uncorrected memory errors", "results may be wrong, and the next error may "
@@ -87,7 +89,8 @@ _TABLE = (
     Check("gpu-mixed", YELLOW, "an instance spans GPUs of different kinds", "the slowest sets the pace, the smallest "
           "the memory", "nvidia-smi -L"),
     Check("unproven", YELLOW, "tree mode is not proven on this combination", "the parity suite has not passed for it; "
-          "the engine asks for --allow-hybrid-unsafe", "ddtree-ops selftest {host}"),
+          "the engine asks for --allow-hybrid-unsafe; shadow-linear measures what a tree would gain",
+          "ddtree-ops deploy {target} --mode shadow-linear"),
     Check("backend", RED, "flags that cannot work together", "SGLang would refuse them, some only after minutes of "
           "loading", "ddtree-ops render {target}"),
     # -- ports

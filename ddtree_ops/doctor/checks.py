@@ -18,19 +18,23 @@ OLDEST_SYSTEMD = 240
 TWO_RELEASES = 512 << 20  # two engines, copied where links cannot be made
 FEW_INODES = 20_000
 SKEW_S = 5.0
+SHARED_MIB = 512
+SGLANG = "sglang.launch_server"
 
 
 def examine(host: HostSpec, settings: Sequence[Settings], machine: Machine, now: float | None = None) -> list[Finding]:
-    """Everything that is wrong with a host for these instances. ``now`` is this machine's clock at the same instant."""
-    found = [
-        *_system(host, machine, now),
-        *(f for path in dict.fromkeys(s.venv for s in settings) for f in _venv(host, path, machine)),
-        *_building(host, settings, machine),
-        *_cards(host, machine),
-    ]
-    for each in settings:
-        found += [*_gpus(host, each, machine), *_ports(host, each, machine), *check_models(host, each, machine)]
-    found += _containers(host, machine)
+    """Everything that is wrong with a host for these instances. ``now`` is this machine's clock at the same instant.
+
+    What only SGLang needs (torch, GPUs, models that load) is not asked of an instance that runs another module.
+    """
+    real = [each for each in settings if each.launch_module == SGLANG]
+    found = [*_system(host, machine, now), *(f for each in settings for f in _ports(host, each, machine))]
+    for path in dict.fromkeys(each.venv for each in settings):
+        found += _venv(host, path, machine, torch=any(each.venv == path for each in real))
+    if real:
+        found += [*_building(host, real, machine), *_cards(host, machine), *_containers(host, machine)]
+    for each in real:
+        found += [*_gpus(host, each, machine), *check_models(host, each, machine)]
     return sorted(found, key=lambda f: f.check.level is not Level.RED)
 
 
@@ -52,7 +56,7 @@ def _system(host: HostSpec, machine: Machine, now: float | None) -> Iterator[Fin
         yield finding("clock-free", host.name, "timedatectl: NTPSynchronized=no")
 
 
-def _venv(host: HostSpec, path: str, machine: Machine) -> Iterator[Finding]:
+def _venv(host: HostSpec, path: str, machine: Machine, *, torch: bool) -> Iterator[Finding]:
     venv = machine.venvs.get(path)
     if venv is None:
         return
@@ -64,6 +68,8 @@ def _venv(host: HostSpec, path: str, machine: Machine) -> Iterator[Finding]:
     elif venv.sglang != SGLANG_VERSION:
         seen = f"SGLang {venv.sglang} in {path}, the engine is made for {SGLANG_VERSION}"
         yield finding("sglang-other", host.name, seen, venv=path, wanted=SGLANG_VERSION)
+    if not torch:
+        return
     if venv.torch is None:
         yield finding("torch-absent", host.name, f"no torch in {path}")
     elif venv.cuda is None:
@@ -144,7 +150,9 @@ def _card(target: str, settings: Settings, card: Card) -> Iterator[Finding]:
     for holder in card.holders:
         if holder.unit != unit_name(settings.instance) or holder.container:
             memory = f", {holder.memory_mib} MiB" if holder.memory_mib is not None else ""
-            yield finding("gpu-busy", target, f"GPU {card.index}: {holder}{memory}", pid=holder.pid)
+            little = holder.memory_mib is not None and holder.memory_mib < SHARED_MIB
+            seen = f"GPU {card.index}: {holder}{memory}"
+            yield finding("gpu-shared" if little else "gpu-busy", target, seen, pid=holder.pid)
 
 
 def _ports(host: HostSpec, settings: Settings, machine: Machine) -> Iterator[Finding]:

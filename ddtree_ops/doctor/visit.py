@@ -80,6 +80,19 @@ def visit(caller: Caller, settings: Sequence[Settings], clock: Clock) -> Visit:
     return Visit(caller.host, tuple(settings), machine, tuple(found), seconds)
 
 
+def refuse_red(target: str, found: Sequence[Finding]) -> None:
+    """Raise the first red finding, with all of them as data; yellow ones are for the caller to say."""
+    red = [finding for finding in found if finding.refuses]
+    if red:
+        raise RefusedError(
+            f"{red[0].check.title}: {red[0].seen}",
+            host=target,
+            why=red[0].check.why,
+            next=red[0].repair,
+            data={"problems": [f"{f.check.title}: {f.seen}" for f in red], "findings": [f.check.id for f in found]},
+        )
+
+
 def questions(host: HostSpec, settings: Sequence[Settings]) -> dict[str, Any]:
     """What to ask of this host for these instances."""
     models = {path: each.user for each in settings for path in (each.model, each.drafter) if path}

@@ -192,6 +192,8 @@ def make_venv(ctx: Context, args: dict[str, Any]) -> list[str]:
         write_marker(venv, goal, complete=False)
     install(ctx, args, venv)
     write_marker(venv, goal, complete=True)
+    for name in args.get("wheels") or {}:  # gigabytes that nothing needs any more
+        files.remove_link(ctx.path(WHEELS, name))
     return [*did, f"installed {', '.join(goal['requirements'])}"]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from doctorhosts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtree_ops.cli.app import COMMANDS
 from ddtree_ops.doctor import CHECKS, Finding, Level, examine, parse_machine
 from ddtree_ops.doctor import models as model_checks
 from ddtree_ops.doctor.page import page
@@ -233,6 +235,21 @@ def test_a_container_is_named(cgroup: str) -> None:
     assert "in container 3f4e5d6c7b8a" in found(busy("", cgroup))[0].seen
 
 
+def test_a_little_memory_only_warns() -> None:
+    raw = busy("nvidia-dcgm.service", "0::/system.slice/nvidia-dcgm.service\n")
+    raw["gpus"]["apps"] = answer(raw["gpus"]["apps"]["out"].splitlines()[0].replace("61440", "420") + "\n")
+    assert ids(found(raw)) == ["gpu-shared"]
+
+
+def test_what_only_sglang_needs_is_not_asked_of_a_stand_in() -> None:
+    raw = with_gpus("", rc=127)
+    raw["venvs"][VENV].update(torch_version="", dists={"sglang": ["0.5.17"]})
+    raw["models"] = {}
+    assert found(raw, settings(launch_module="ddtree_standin")) == []
+    raw["disk"]["free"] = 0
+    assert ids(found(raw, settings(launch_module="ddtree_standin", port=40000))) == ["disk-low", "port-ephemeral"]
+
+
 def test_our_own_server_is_not_somebody_else() -> None:
     raw = busy("sglang-ddtree-tree.service", "0::/system.slice/sglang-ddtree-tree.service\n")
     raw["gpus"]["apps"] = answer(raw["gpus"]["apps"]["out"].splitlines()[0] + "\n")
@@ -395,6 +412,11 @@ def test_the_page_is_what_the_program_says() -> None:
     text = (Path(__file__).parents[2] / "docs/doctor.md").read_text()
     assert text == page(), "run: python -m ddtree_ops.doctor.page > docs/doctor.md"
     assert all(f"`{id}`" in text for id in CHECKS)
+
+
+def test_every_repair_of_ours_is_a_command_that_exists() -> None:
+    named = {word for check in CHECKS.values() for word in re.findall(r"ddtree-ops (\w+)", check.repair)}
+    assert named <= set(COMMANDS)
 
 
 def test_every_check_can_be_found() -> None:
