@@ -79,6 +79,8 @@ class Deploy:
     parallel: int = 8
     who: Mapping[str, Any] = field(default_factory=dict)
     audit: Callable[[Outcome], None] = lambda _outcome: None
+    # a closer look before a restart: refuses what would fail, returns what a person should know
+    examine: Callable[[Connection, Settings], Sequence[str]] | None = None
 
     def run(self, hosts: Sequence[tuple[HostSpec, Sequence[Settings]]], act: Act | None = None) -> list[Outcome]:
         """Deploy to every host; one result for each instance, whatever happens to the others."""
@@ -108,6 +110,9 @@ class Deploy:
             facts, release, plan = self.look(connection, settings)
             attempt.plan = plan
             self.say_plan(connection.host, settings, plan)
+            if self.examine is not None and plan.has(StepName.RESTART):
+                for line in self.examine(connection, settings):
+                    self.tell(connection.host, settings, Kind.NOTE, line)
             if plan.has(StepName.LOCK) or (facts.lock is not None and facts.lock.live):
                 self.change(connection, settings, attempt, plan)
             else:

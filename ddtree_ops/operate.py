@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from ddtree_ops import wiring
 from ddtree_ops.connection import PATIENCE_S, Connection
 from ddtree_ops.deploy import Deploy, Engine
+from ddtree_ops.doctor.visit import refuse_red, visit
 from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
 from ddtree_ops.events import Event, Kind, Report, silent
 from ddtree_ops.facts.host import HostFacts
@@ -233,6 +234,7 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         dead_man_s=how.dead_man_s,
         parallel=how.parallel,
         who=wiring.who(),
+        examine=doctored if gated else None,
         audit=_audited("deploy" if gated else "rollback", wanted.inventory, report),
     )
 
@@ -249,6 +251,13 @@ def _audited(command: str, inventory: str, report: Report) -> Callable[[Outcome]
             report(Event(Kind.NOTE, outcome.host, outcome.instance, "audit", line))
 
     return record
+
+
+def doctored(connection: Connection, settings: Settings) -> Sequence[str]:
+    """The doctor before a restart: red findings refuse, yellow ones are said."""
+    seen = visit(connection, [settings], wiring.CLOCK)
+    refuse_red(f"{connection.host.name}:{settings.instance}", seen.findings)
+    return [f"{finding.check.title}: {finding.seen}" for finding in seen.findings]
 
 
 def save(wanted: Wanted, overrides: Overrides, outcomes: Sequence[Outcome]) -> list[str]:

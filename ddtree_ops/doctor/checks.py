@@ -32,7 +32,7 @@ def examine(host: HostSpec, settings: Sequence[Settings], machine: Machine, now:
     for path in dict.fromkeys(each.venv for each in settings):
         found += _venv(host, path, machine, torch=any(each.venv == path for each in real))
     if real:
-        found += [*_building(host, real, machine), *_cards(host, machine), *_containers(host, machine)]
+        found += [*_building(host, real, machine), *_cards(host, real, machine), *_containers(host, machine)]
     for each in real:
         found += [*_gpus(host, each, machine), *check_models(host, each, machine)]
     return sorted(found, key=lambda f: f.check.level is not Level.RED)
@@ -104,10 +104,10 @@ def _building(host: HostSpec, settings: Sequence[Settings], machine: Machine) ->
             yield finding("cache-volatile", host.name, f"{path} is on {cache.type} ({cache.mount})", path=path)
 
 
-def _cards(host: HostSpec, machine: Machine) -> Iterator[Finding]:
+def _cards(host: HostSpec, settings: Sequence[Settings], machine: Machine) -> Iterator[Finding]:
     gpus = machine.gpus
     if gpus.problem:
-        if host.gpus or gpus.on_bus:
+        if gpus.on_bus or any(each.gpus for each in settings):
             yield finding("gpu-driver", host.name, gpus.problem)
         return
     if gpus.on_bus > len(gpus.cards) or gpus.complaints:

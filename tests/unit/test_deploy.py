@@ -275,6 +275,18 @@ def test_port_of_a_stranger_is_refused_before_anything_is_touched(tmp_path: Path
     assert fake.ops == ["facts"]
 
 
+def test_what_a_look_at_the_host_refuses_is_never_begun(on_linear: FakeHost, tmp_path: Path) -> None:
+    """The doctor's red finding before a restart: nothing is locked, nothing changed; a no-op deploy is not examined."""
+
+    def red(_connection: object, settings: Settings) -> list[str]:
+        raise RefusedError(f"GPU of {settings.instance} does not work", "here:tree", "it hangs", "nvidia-smi")
+
+    outcome = deploy(on_linear, TREE, tmp_path, examine=red)
+    assert outcome.code is ExitCode.REFUSED
+    assert on_linear.ops == ["facts"]
+    assert deploy(on_linear, LINEAR, tmp_path, examine=red).status is Status.UNCHANGED
+
+
 def test_one_host_that_is_gone_does_not_hide_another(tmp_path: Path) -> None:
     one, two = FakeHost("h1"), FakeHost("h2", reachable=False)
     hosts = [(host_of(LINEAR, name=name), [LINEAR]) for name in ("h1", "h2")]
