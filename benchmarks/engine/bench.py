@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -118,6 +119,7 @@ def main() -> int:
         return 0
     if args.command == "run":
         return run([Arm(*text.split("=", 1)) for text in args.arm], args)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the servers end, too
     with servers(Path(args.arms), say) as arms:
         return run(arms, args)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -32,6 +33,13 @@ from benchmarks.engine.measure import Arm
 START_S = 600.0
 
 
+def require_free(port: int) -> None:
+    """Else another server would answer in this arm's name."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise SystemExit(f"port {port} is in use; stop what listens there")
+
+
 def command(table: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
     argv = [*table["launch"], *table.get("common", []), "--port", str(entry["port"])]
     if "speculation" in entry:
@@ -43,10 +51,12 @@ def command(table: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
 def servers(file: Path, say: Callable[[str], None]) -> Iterator[list[Arm]]:
     table = tomllib.loads(file.read_text())
     running: list[subprocess.Popen[bytes]] = []
-    logs = Path(tempfile.mkdtemp(prefix="ddtree-bench-"))
-    arms = []
+    arms: list[Arm] = []
+    folder = tempfile.TemporaryDirectory(prefix="ddtree-bench-")
+    logs = Path(folder.name)
     try:
         for entry in table["arm"]:
+            require_free(int(entry["port"]))
             log = (logs / f"{entry['name']}.log").open("wb")
             argv = command(table, entry)
             environment = {**os.environ, **table.get("env", {})}
@@ -64,6 +74,7 @@ def servers(file: Path, say: Callable[[str], None]) -> Iterator[list[Arm]]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        folder.cleanup()
 
 
 def wait(arm: Arm, process: subprocess.Popen[bytes], logs: Path) -> None:
