@@ -1,8 +1,10 @@
 """The text the self-test pair learns from: fetch, split, tokenise.
 
-    python data.py fetch   WORK          download the packages of sources.toml (pip, apt-get) into WORK
-    python data.py prepare WORK OUT      write tokenizer.json, train.u16.xz, heldout.npz and corpus.json into OUT
-    python data.py prompts WORK FILE     choose the benchmark's prompts from the held-out documents
+Run as `python -m benchmarks.selftest_pair.data COMMAND`:
+
+    fetch   WORK          download the packages of sources.toml (pip, apt-get) into WORK
+    prepare WORK OUT      write tokenizer.json, train.u16.xz, heldout.npz and corpus.json into OUT
+    prompts WORK FILE     choose the benchmark's prompts from the held-out documents
 
 Everything below `fetch` is deterministic: documents are ordered by the hash of their name, one in 64 is held out by
 that same hash, exact duplicates are dropped, and the tokenizer is trained on a fixed sample.

@@ -12,9 +12,10 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from model_drafter import Drafter
-from model_target import Target
 from torch import Tensor
+
+from benchmarks.selftest_pair.model_drafter import Drafter
+from benchmarks.selftest_pair.model_target import Target
 
 TOP = 16
 

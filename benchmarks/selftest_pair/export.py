@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import torch
-from model_drafter import DrafterConfig
-from model_target import TargetConfig
 from safetensors.torch import save_file
 from torch import nn
+
+from benchmarks.selftest_pair.model_drafter import DrafterConfig
+from benchmarks.selftest_pair.model_target import TargetConfig
 
 EOS = 0
 MAX_POSITIONS = 4096

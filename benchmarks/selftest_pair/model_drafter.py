@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
-from model_target import MLP, rotary_table, rotate
 from torch import Tensor, nn
+
+from benchmarks.selftest_pair.model_target import MLP, rotary_table, rotate
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Draw the loss curves of a train_log.json as an SVG: `python plot.py train_log.json loss.svg`."""
+"""Loss curves of a train_log.json as SVG: `python -m benchmarks.selftest_pair.plot train_log.json loss.svg`."""
 
 from __future__ import annotations
 

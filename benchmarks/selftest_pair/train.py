@@ -1,6 +1,6 @@
 """Train the pair: the target on text, then the drafter on text that the target wrote. One command, one GPU.
 
-    python train.py --data DIR --out DIR [--target-seconds 170] [--drafter-seconds 130] [--seed 1]
+    python -m benchmarks.selftest_pair.train --data DIR --out DIR [--target-seconds 170] [--drafter-seconds 130]
 
 The number of steps follows from the time limits and the speed measured in the first steps; it is written to the log,
 so that `--target-steps` and `--drafter-steps` repeat a run exactly as long. Weights are written when each model is done
@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from evaluate import acceptance, bits_per_byte
-from export import drafter_config, round_to_bf16, save, target_config, tokenizer_config
-from model_drafter import Drafter, DrafterConfig
-from model_target import Target, TargetConfig
 from torch import Tensor, nn
+
+from benchmarks.selftest_pair.evaluate import acceptance, bits_per_byte
+from benchmarks.selftest_pair.export import drafter_config, round_to_bf16, save, target_config, tokenizer_config
+from benchmarks.selftest_pair.model_drafter import Drafter, DrafterConfig
+from benchmarks.selftest_pair.model_target import Target, TargetConfig
 
 LOG_EVERY = 20  # steps a point of the loss curve averages
 KINDS = ("code", "prose", "dialogue")

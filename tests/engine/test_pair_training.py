@@ -1,16 +1,17 @@
-"""Checks of the training code itself (CPU, seconds): run `python -m pytest benchmarks/selftest_pair/test_models.py`."""
+"""The code that trained the self-test pair, and the weights that it left."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import json
 
+import numpy as np
 import torch
+from cpu_pair import FOLDER, pair, prompts
+from safetensors.torch import load_file
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from model_drafter import Drafter, DrafterConfig, block_mask
-from model_target import Target, TargetConfig, delta_rule_chunked, delta_rule_sequential
+from benchmarks.selftest_pair.export import drafter_config, target_config
+from benchmarks.selftest_pair.model_drafter import Drafter, DrafterConfig, block_mask
+from benchmarks.selftest_pair.model_target import Target, TargetConfig, delta_rule_chunked, delta_rule_sequential
 
 SMALL = TargetConfig(
     vocab_size=64,
@@ -80,3 +81,33 @@ def test_block_mask_shape() -> None:
     assert mask.shape == (4, 10)
     assert mask[0].tolist() == [False] * 6 + [True, True, False, False]
     assert mask[3].tolist() == [True] * 3 + [False] * 3 + [False, False, True, True]
+
+
+def test_the_committed_weights_are_the_models_of_the_training_code() -> None:
+    """Names and shapes fit, and the NumPy engine computes what PyTorch does."""
+    target, drafter = Target(TargetConfig()), Drafter(DrafterConfig())
+    for model, folder in ((target, "target"), (drafter, "drafter")):
+        state = load_file(FOLDER / folder / "model.safetensors")
+        model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+        model.eval().requires_grad_(False)
+    ids = prompts()[0]
+    hidden, features = target(torch.tensor([ids]), capture=drafter.config.target_layer_ids)
+    engine = pair(np.float32)
+    caches = engine.target.new_caches()
+    logits, seen = engine.target.prefill(np.array(ids[:-1]), caches)
+    np.testing.assert_allclose(logits, target.lm_head(hidden)[0, -2].numpy(), atol=1e-3)
+    assert engine.drafter is not None
+    context = engine.drafter.new_cache()
+    engine.drafter.extend(seen, context)
+    drafted = engine.drafter.draft(ids[-1], engine.target.embedding, context)
+    anchors = torch.tensor([len(ids) - 1])
+    want = drafter(target.model.embed_tokens, torch.tensor([ids]), features, anchors)[0, 0]
+    np.testing.assert_allclose(drafted, want.numpy(), atol=1e-3)
+
+
+def test_the_committed_configurations_are_the_exported_ones() -> None:
+    for folder, config in (
+        ("target", target_config(TargetConfig())),
+        ("drafter", drafter_config(DrafterConfig(), 2048)),
+    ):
+        assert json.loads((FOLDER / folder / "config.json").read_text()) == config
