@@ -4,8 +4,8 @@
     def test_y(hosts):          hosts(3): three of them
     def test_z(cli, host):      cli("status", "lab1", "--json") runs ddtree-ops with the lab's inventory
 
-A lab is named after the process that tests, so that runs beside each other never meet; what a killed run left behind
-is taken down by the next one.
+A lab is named after the processes that test, so that runs beside each other never meet; what a killed run left is
+taken down by the next one.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import leftovers
 import pytest
 
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
-from ddtree_ops.lab.names import LabNames, state_dir
-from ddtree_ops.lab.system import process_start
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PREFIX = "test-"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,21 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.lab)
 
 
-def take_down_leftovers() -> None:
-    """Labs of test runs whose process is gone."""
-    for path in state_dir().glob(f"{PREFIX}*"):
-        pid = path.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and process_start(int(pid)) is None:
-            Lab(LabNames(path.name)).down()
-
-
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """The session's lab with two running hosts."""
     if os.geteuid() != 0:
         pytest.skip("the lab needs root: run `make test` as root, or only the other tests: pytest -m 'not lab'")
-    take_down_leftovers()
-    made = Lab(LabNames(f"{PREFIX}{os.getpid()}"))
+    leftovers.take_down()
+    made = Lab(leftovers.lab_of_this_process())
     try:
         made.up(2)
         yield made

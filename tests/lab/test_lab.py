@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import leftovers
 import pytest
 
 from ddtree_ops.errors import RefusedError
@@ -54,7 +55,7 @@ def footprint() -> dict[str, list[str]]:
 @pytest.fixture
 def other() -> Iterator[Lab]:
     """A second lab beside the session's, not yet up."""
-    lab = Lab(LabNames(f"test-{os.getpid()}-other"))
+    lab = Lab(LabNames(f"{leftovers.lab_of_this_process().lab}-other"))
     yield lab
     lab.down()
 

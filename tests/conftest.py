@@ -1,0 +1,25 @@
+"""For every test run: SIGTERM ends it as Ctrl-C does, and no lab outlives it, however its processes ended."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+import leftovers
+import pytest
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def pytest_configure() -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _interrupt)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that started the others ends last
+        leftovers.take_down()
