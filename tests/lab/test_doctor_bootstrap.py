@@ -25,15 +25,15 @@ def elsewhere(cli: Cli, tmp_path: Path, **settings: str) -> Cli:
 
 
 def test_doctor_of_a_lab_host(cli: Cli, host: Machine, tmp_path: Path) -> None:
-    """Nothing is wrong with a host for the stand-in; for SGLang itself it lacks torch and GPUs."""
+    """Nothing is wrong with a host for the stand-in; for SGLang itself it lacks torch."""
     shown = json.loads(cli("doctor", host.name, "--json").stdout)
     assert not [f for f in shown["hosts"][0]["findings"] if f["level"] == "red"]
     assert shown["hosts"][0]["seconds"] < 5
     real = elsewhere(cli, tmp_path, launch_module="sglang.launch_server")
     shown = json.loads(real("doctor", host.name, "--json", expect=4).stdout)
     red = {f["id"] for f in shown["hosts"][0]["findings"] if f["level"] == "red"}
-    assert {"torch-absent", "gpu-driver"} <= red
-    assert red <= {"torch-absent", "gpu-driver", "model-absent", "model-config", "model-unreadable"}
+    assert "torch-absent" in red
+    assert red <= {"torch-absent", "model-absent", "model-incomplete", "model-config", "model-unreadable"}
 
 
 def test_bootstrap_of_a_bare_host(cli: Cli, host: Machine, tmp_path: Path) -> None:
