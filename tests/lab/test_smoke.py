@@ -18,7 +18,14 @@ def state(host: Machine) -> tuple[str, str]:
     return unit, current
 
 
+def venv(host: Machine) -> str:
+    """Everything of the venv that a write would change: names, sizes, times, inodes, modes."""
+    listed = host.ssh("find /opt/sglang/venv -printf '%p %i %m %s %T@\\n' | LC_ALL=C sort | sha256sum")
+    return listed.stdout.strip()
+
+
 def test_smoke_leaves_a_host_as_it_was(cli: Cli, host: Machine, tmp_path: Path) -> None:
+    untouched = venv(host)
     first = cli("smoke", host.name, "--json", timeout=300)
     seen = json.loads(first.stdout)
     assert seen["before"] is None
@@ -32,6 +39,7 @@ def test_smoke_leaves_a_host_as_it_was(cli: Cli, host: Machine, tmp_path: Path) 
     xml, page = tmp_path / "smoke.xml", tmp_path / "smoke.md"
     cli("smoke", host.name, "--port", "30100", "--junit", str(xml), "--markdown", str(page), timeout=300)
     assert state(host) == before
+    assert venv(host) == untouched, "the venv is only ever read"
     suite = ElementTree.parse(xml).getroot().find("testsuite")
     assert suite is not None
     assert suite.get("failures") == "0"
