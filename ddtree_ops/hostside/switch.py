@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import files, staging, state
+from . import files, staging, state, units
 from .context import Context, Failure, Op, listdir
 
 
@@ -85,18 +85,31 @@ def write_unit(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     files.make_dirs(ctx.unit_dir)
     if found is not None:
         keep_if_foreign(ctx, instance, found)
+    known = state.load(ctx, instance)
+    if not known.get("unit_ours"):
+        known["unit_ours"] = True
+        state.save(ctx, instance, known)
     files.write_file(path, text)
     return {"changed": True, "path": path}
 
 
 def keep_if_foreign(ctx: Context, instance: str, found: bytes) -> None:
-    """A unit that is no release's was written by somebody else; it is kept in ``found-unit``, once."""
+    """A unit that is no release's was written by somebody else, and nothing of theirs is lost.
+
+    The one before our first is kept as ``found-unit``, with whether it ran: that is what a first deploy that fails
+    returns to. A later one is an edit of ours; it is kept as ``edited-unit`` for a person to look at.
+    """
     releases = os.path.join(ctx.instance_dir(instance), "releases")
     ours = [os.path.join(releases, name, "unit") for name in listdir(releases) if not name.startswith(".")]
     if any(os.path.isfile(unit) and staging.read(unit) == found for unit in ours):
         return
-    files.write_file(os.path.join(ctx.instance_dir(instance), "found-unit"), found)
-    state.remember(ctx, instance, "note", text="the unit that was there is not of any release; kept as found-unit")
+    known = state.load(ctx, instance)
+    name = "edited-unit" if known.get("unit_ours") else "found-unit"
+    if name == "found-unit":
+        known["found_active"] = units.shown(ctx, instance).get("ActiveState") == "active"
+        state.save(ctx, instance, known)
+    files.write_file(os.path.join(ctx.instance_dir(instance), name), found)
+    state.remember(ctx, instance, "note", text=f"the unit that was there is not of any release; kept as {name}")
 
 
 OPS: dict[str, Op] = {"switch": switch, "write_unit": write_unit}

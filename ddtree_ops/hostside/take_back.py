@@ -74,18 +74,24 @@ def start_again(ctx: Context, instance: str, invocation: str | None, again: bool
 
 
 def stop_for_good(ctx: Context, instance: str) -> dict[str, Any]:
-    """No release is left: the unit that was there before ours comes back, else there is none."""
+    """No release is left: the unit that was there before ours comes back (and runs, if it did), else there is none."""
     succeed(units.act(ctx, "stop", instance))
     before = os.path.join(ctx.instance_dir(instance), "found-unit")
-    if os.path.isfile(before):
+    found = os.path.isfile(before)
+    if found:
         files.write_file(ctx.unit_path(instance), staging.read(before))
     else:
         units.act(ctx, "disable", instance)
         files.remove_link(ctx.unit_path(instance))
     succeed(units.act(ctx, "daemon-reload", instance))
-    if not os.path.isfile(before):
-        units.act(ctx, "reset-failed", instance)
-    return {"unit_changed": True, "restarted": False, "stopped": True}
+    units.act(ctx, "reset-failed", instance)
+    known = state.load(ctx, instance)
+    start = found and bool(known.get("found_active"))
+    if start:
+        succeed(units.act(ctx, "restart", instance))
+    known.pop("unit_ours", None)
+    state.save(ctx, instance, known)
+    return {"unit_changed": True, "restarted": start, "stopped": not start}
 
 
 def succeed(done: dict[str, Any]) -> None:

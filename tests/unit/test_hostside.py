@@ -163,11 +163,18 @@ def test_take_back_of_the_first_release_leaves_no_unit_and_no_current(host: Help
     assert ["stop", UNIT] in host.changes()
 
 
-def test_take_back_of_the_first_release_restores_the_unit_that_was_there(host: HelperHost) -> None:
+@pytest.mark.parametrize("ran", [True, False])
+def test_take_back_of_the_first_release_restores_the_unit_that_was_there(host: HelperHost, ran: bool) -> None:
     host.units.mkdir()
     (host.units / UNIT).write_text("copied by hand\n")
-    deployed(host, "one\n")
-    host.do("take_back", instance="qwen")
+    if ran:
+        host.do("systemctl", verb="start", instance="qwen")
+    first = deployed(host, "one\n")
+    (host.units / UNIT).write_text("edited\n")
+    assert host.do("write_unit", instance="qwen")["changed"] is True
+    assert (host.root / "instances/qwen/edited-unit").read_text() == "edited\n"
+    done = host.do("take_back", instance="qwen")
+    assert (done["was"], done["restarted"], done["stopped"]) == (first, ran, not ran)
     assert (host.units / UNIT).read_text() == "copied by hand\n"
 
 
