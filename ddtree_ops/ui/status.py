@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from rich.text import Text
 
@@ -57,6 +58,9 @@ def remarks(status: InstanceStatus) -> list[str]:
         lines.append(f"release {short(status.running)} runs, {short(status.current)} is current")
     lines += [f"differs from the inventory: {each}" for each in status.differs if status.current]
     lines += status.notes
+    if status.armed_until is not None:
+        until = datetime.fromtimestamp(status.armed_until, UTC).strftime("%H:%M:%S UTC")
+        lines.append(f"not confirmed yet: the host takes it back by itself at {until}")
     if status.locked_by:
         lines.append(f"being changed by {status.locked_by}")
     if status.error is not None and status.error.next:

@@ -15,6 +15,7 @@ from ddtree_ops.facts.unit import UnitState
 from ddtree_ops.health import Listener, Observation
 from ddtree_ops.model import Mode
 from ddtree_ops.status import GpuMemory, Health, InstanceStatus, assess, unreachable
+from ddtree_ops.ui.status import remarks
 
 WANTED = settings(mode=Mode.TREE, budget=32)
 OURS = "r" * 64
@@ -86,6 +87,7 @@ def test_what_a_person_should_know() -> None:
     assert not found.loaded
     assert found.locked_by == "eve@laptop (deploy a)"
     assert found.armed_until == 12.0
+    assert "not confirmed yet: the host takes it back by itself at 00:00:12 UTC" in remarks(found)
 
 
 def test_a_stand_in_is_called_one() -> None:
