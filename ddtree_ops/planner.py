@@ -45,6 +45,7 @@ class Ask:
     kv_dtype: str | None = None
     radix: str = "extra_buffer"
     slots_given: int | None = None
+    mem_fraction: float | None = None
 
     @property
     def slots(self) -> int:
@@ -167,7 +168,9 @@ def _states(ask: Ask) -> list[Item]:
 
 
 def _reserve(ask: Ask) -> int:
-    """What is left free for activations, CUDA graphs and the logits of a verify pass, as SGLang estimates it."""
+    """What is left free for activations, CUDA graphs and the logits of a verify pass: as given, else as SGLang does."""
+    if ask.mem_fraction is not None:
+        return int((ask.gpu_bytes - CONTEXT_BYTES) * (1 - ask.mem_fraction))
     chunk = next((size for limit, size in PREFILL_CHUNK if ask.gpu_bytes < limit), 16384)
     reserve = RESERVE_FLOOR + chunk * ACTIVATION_PER_TOKEN + ask.tp * 128 * MIB + ask.running * GRAPH_PER_REQUEST
     if ask.gpu_bytes > 60 * GIB:
@@ -181,6 +184,12 @@ def logits_bytes(ask: Ask) -> int:
 
 
 # -- the largest that fits --------------------------------------------------------------------------------------------
+
+
+def fitted(ask: Ask) -> MemoryPlan | None:
+    """The plan with as many of the requests asked for as fit; None if not even one does."""
+    running = largest_running(ask, ask.running)
+    return plan_memory(replace(ask, running=running)) if running else None
 
 
 def largest_running(ask: Ask, limit: int = 256) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ EXAMPLES = [
     "ddtree-ops doctor",
     "ddtree-ops doctor ct200 --memory",
     "ddtree-ops doctor ct200:tree --mode tree --budget 64 --memory   # before it is deployed",
+    "ddtree-ops doctor ct200 --save                            # write the limits that fit into the inventory",
     "ddtree-ops doctor all --json | jq '.hosts[].findings[] | select(.level == \"red\")'",
 ]
 
@@ -25,13 +27,17 @@ def register(app: typer.Typer) -> None:
         overrides: Overrides,
         targets: OptionalTargets = None,
         memory: Annotated[bool, typer.Option("--memory", help="Show where the GPU memory goes and what fits.")] = False,
+        save: Annotated[
+            bool, typer.Option("--save", help="Write the limits that fit (and the options given) into the inventory.")
+        ] = False,
     ) -> None:
         """Look at hosts without changing anything: everything that would make a deploy fail or a server slow.
 
         Exit code 0: nothing red; 4: something is; 3: a host does not answer. The findings are in docs/doctor.md.
         """
-        from ddtree_ops.doctor.visit import visit
+        from ddtree_ops.doctor.visit import limits, visit
         from ddtree_ops.hosts import code_of, each_host
+        from ddtree_ops.inventory.edit import save_settings
         from ddtree_ops.ui.doctor import show_visit, visit_data
         from ddtree_ops.ui.problem import error_data
         from ddtree_ops.wiring import CLOCK
@@ -44,6 +50,11 @@ def register(app: typer.Typer) -> None:
         code = code_of(errors)
         if code is ExitCode.DONE and any(each.refuses for each in seen):
             code = ExitCode.REFUSED
+        if save:
+            given = overrides.given()
+            made = [(s.host.name, name, {**given, **found}) for s in seen for name, found in limits(s).items()]
+            for line in save_settings(Path(session.fleet(targets or ()).path), made) if made else ():
+                session.out.notice(line)
         if session.json:
             shown = [visit_data(each) for each in seen]
             problems = [error_data(error) for error in errors]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ddtree_ops.clock import Clock
@@ -15,10 +15,12 @@ from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.memory import Compared, compare
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.pair import Proof, prove_pair
-from ddtree_ops.planner import MemoryPlan
+from ddtree_ops.planner import MemoryPlan, fitted
 from ddtree_ops.render.environment import server_environment
 
 DEADLINE_S = 20.0
+ONLY_EXTRA = ("--max-mamba-cache-size", "--mamba-ssm-dtype")
+"""Limits that are no settings of their own."""
 
 
 class Caller(Protocol):
@@ -78,6 +80,38 @@ def visit(caller: Caller, settings: Sequence[Settings], clock: Clock) -> Visit:
     machine = parse_machine(raw)
     found = examine(caller.host, settings, machine, now=before + seconds / 2)
     return Visit(caller.host, tuple(settings), machine, tuple(found), seconds)
+
+
+def limits(seen: Visit) -> dict[str, dict[str, Any]]:
+    """Settings that say the limits explicitly, by instance; of instances whose memory is known and suffices."""
+    found: dict[str, dict[str, Any]] = {}
+    for each in seen.settings:
+        plan = (
+            fitted(replace(seen.plans[each.instance].ask, mem_fraction=None)) if each.instance in seen.plans else None
+        )
+        if plan is not None:
+            found[each.instance] = {
+                "max_running_requests": plan.ask.running,
+                "mem_fraction_static": plan.mem_fraction,
+                "extra_args": with_flags(each.extra_args, plan.flags()),
+            }
+    return found
+
+
+def with_flags(extra: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
+    """``extra`` with the limits that only extra arguments can say; one that was given keeps its place."""
+    made = list(extra)
+    for name, value in zip(flags[::2], flags[1::2], strict=True):
+        if name not in ONLY_EXTRA:
+            continue
+        given = [i for i, word in enumerate(made) if word == name or word.startswith(f"{name}=")]
+        if not given:
+            made += [name, value]
+        elif "=" in made[given[-1]]:
+            made[given[-1]] = f"{name}={value}"
+        else:
+            made = [*made[: given[-1] + 1], value, *made[given[-1] + 2 :]]
+    return tuple(made)
 
 
 def refuse_red(target: str, found: Sequence[Finding]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_settings_can_be_tried_before_they_are_deployed() -> None:
     assert "does not fit" in shown.output
     assert "state snapshots" in shown.output
     assert "tree 32" in shown.output
+
+
+@pytest.mark.usefixtures("hosts")
+def test_limits_that_fit_are_written_into_the_inventory(tmp_path: Path) -> None:
+    shown = doctor("two", "--save")
+    assert "max_running_requests" in shown.output
+    text = (tmp_path / "fleet.toml").read_text()
+    linear = tomllib.loads(text)["hosts"]["two"]["instances"]["linear"]
+    assert linear["max_running_requests"] < 16, "16 do not fit on 96 GiB"
+    assert 0.8 < linear["mem_fraction_static"] < 0.9
+    slots = str(5 * linear["max_running_requests"])
+    assert linear["extra_args"] == ["--max-mamba-cache-size", slots, "--mamba-ssm-dtype", "float32"]
+    assert "memory-tight" not in {f["id"] for f in json.loads(doctor("two", "--json").stdout)["hosts"][0]["findings"]}
+    doctor("two", "--save")
+    assert (tmp_path / "fleet.toml").read_text() == text, "the second time nothing changes"
 
 
 @pytest.mark.usefixtures("hosts")

@@ -11,7 +11,7 @@ from doctorhosts import DRAFTER, MODEL, VENV, healthy, host, settings
 
 from ddtree_ops.clock import FakeClock
 from ddtree_ops.doctor import parse_machine
-from ddtree_ops.doctor.visit import questions, visit
+from ddtree_ops.doctor.visit import questions, visit, with_flags
 from ddtree_ops.hostside import doctor
 from ddtree_ops.hostside.context import Context
 from ddtree_ops.model import HostSpec, Mode
@@ -63,6 +63,22 @@ def test_pair_and_memory_of_each_instance() -> None:
     assert plan.items[0].bytes == 54_000_000_000 + (1 << 20), "the part that is not loaded does not count"
     assert plan.fits
     assert plan.left / GIB < 30
+
+
+@pytest.mark.parametrize(
+    ("extra", "want"),
+    [
+        ((), ("--max-mamba-cache-size", "20", "--mamba-ssm-dtype", "float32")),
+        (
+            ("--x", "--mamba-ssm-dtype", "bfloat16", "--y"),
+            ("--x", "--mamba-ssm-dtype", "float32", "--y", "--max-mamba-cache-size", "20"),
+        ),
+        (("--max-mamba-cache-size=9",), ("--max-mamba-cache-size=20", "--mamba-ssm-dtype", "float32")),
+    ],
+)
+def test_limits_among_the_extra_arguments(extra: tuple[str, ...], want: tuple[str, ...]) -> None:
+    flags = ("--max-running-requests", "4", "--max-mamba-cache-size", "20", "--mamba-ssm-dtype", "float32")
+    assert with_flags(extra, flags) == want
 
 
 def test_the_plan_beside_the_server(capsys: pytest.CaptureFixture[str]) -> None:

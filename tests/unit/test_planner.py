@@ -88,6 +88,12 @@ def test_kv_cache_of_a_token() -> None:
     assert plan_memory(replace(ASK, mode=Mode.AR)).bytes_per_token == 16 * 4 * 256 * 2 * 2
 
 
+def test_a_fraction_that_was_given_is_what_counts() -> None:
+    plan = plan_memory(replace(ASK, mem_fraction=0.8))
+    assert plan.mem_fraction == pytest.approx(0.8, abs=0.001)
+    assert plan.left < plan_memory(ASK).left
+
+
 def test_limits_are_rendered_explicitly() -> None:
     plan = plan_memory(replace(ASK, mode=Mode.TREE, budget=16, running=4))
     assert plan.flags() == (
