@@ -68,7 +68,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 def round_kernels() -> None:
     """The launches of one round, at the sizes of the 27B shapes."""
     bs, depths, k, vocab = 2, 15, 8, 248320
-    for rows in (17, 65):
+    for rows in (1, 17, 65):  # an argument of 1 is a constant to the compiler
         tree = buffers.TreeBuffers.allocate(bs, rows, "cpu")
         out = buffers.AcceptBuffers.allocate(bs, depths + 1, "cpu")
         i64 = torch.zeros(bs, dtype=torch.int64)
@@ -88,6 +88,7 @@ def round_kernels() -> None:
     ids, values, lse = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k), torch.zeros(rows)
     topk.draft_topk(logits, ids, values, lse)
     topk.merge_topk(ids[None].repeat(2, 1, 1), values[None].repeat(2, 1, 1), lse[None].repeat(2, 1), ids, values)
+    topk.draft_topk(logits[:, :100], ids, values, lse)
     one, i32 = torch.ones(bs), torch.ones(bs, dtype=torch.int32)
     params = sample.SamplingParams(one, i32, one, one, torch.zeros(bs, dtype=torch.int64), max_top_k=20)
     drawn = torch.zeros(rows, dtype=torch.int64)
@@ -99,14 +100,22 @@ def round_kernels() -> None:
 def hybrid_kernels() -> None:
     """The launches of a hybrid layer and of the commit, at the sizes of the 27B shapes."""
     heads, value_heads, dim, channels, bs = 16, 48, 128, 10240, 2
-    for rows, state in ((17, torch.float32), (33, torch.bfloat16), (65, torch.float32)):
+    for rows, state in ((1, torch.float32), (17, torch.float32), (33, torch.bfloat16), (65, torch.float32)):
         tree = buffers.TreeBuffers.allocate(bs, rows, "cpu")
         records = gdn.GdnRecords.allocate(1, bs, rows, heads, value_heads, dim, dim, channels, torch.bfloat16, "cpu")
         x = torch.zeros(bs * rows, channels, dtype=torch.bfloat16)
         conv_states = torch.zeros(1, 3, channels, 3, dtype=torch.bfloat16)
         states = torch.zeros(1, 3, value_heads, dim, dim, dtype=state)
         index, i64 = torch.zeros(bs, dtype=torch.int32), torch.zeros(bs, dtype=torch.int64)
-        gdn.conv_tree(x, conv_states[0], x[:4].t().contiguous(), None, index, tree.conv_ancestors, records.x[0])
+        gdn.conv_tree(
+            x,
+            conv_states[0],
+            torch.zeros(channels, 4, dtype=torch.bfloat16),
+            None,
+            index,
+            tree.conv_ancestors,
+            records.x[0],
+        )
         q, k, v = x.split([heads * dim, heads * dim, value_heads * dim], dim=1)
         q, k, v = (t.unflatten(1, (n, dim))[None] for t, n in ((q, heads), (k, heads), (v, value_heads)))
         gate, one = torch.zeros(bs * rows, value_heads, dtype=torch.bfloat16), torch.zeros(value_heads)
