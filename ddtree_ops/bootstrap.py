@@ -174,9 +174,37 @@ def take(wheelhouse: Wheelhouse, missing: Sequence[str]) -> list[str]:
     return batch
 
 
-def wish_for(settings: Settings, **change: Any) -> Wish:
-    """What an instance of the inventory needs."""
-    return Wish(venv=settings.venv, **change)
+@dataclass(frozen=True)
+class Options:
+    """What is the same for every host of a run."""
+
+    offline: bool = False
+    create_user: bool = False
+    requirements: tuple[str, ...] = DEFAULT_REQUIREMENTS
+    deps: bool = True
+    python: str | None = None
+    dry_run: bool = False
+
+    def wishes(self, settings: Sequence[Settings]) -> list[Wish]:
+        """One for each venv of these instances."""
+        pairs = dict.fromkeys((each.venv, each.user if self.create_user else None) for each in settings)
+        return [Wish(venv, user, self.requirements, self.offline, self.deps, self.python) for venv, user in pairs]
+
+
+def one_host(connection: Connection, settings: Sequence[Settings], options: Options, say: Say) -> dict[str, Any]:
+    """Everything for one host: what will be done is said before anything is sent."""
+    host = connection.host.name
+    found: dict[str, Any] = {"host": host, "will": [], "did": []}
+    for wish in options.wishes(settings):
+        prospect = look(connection, wish)
+        found["will"] += prospect.lines()
+        for line in prospect.lines() or (f"{wish.venv} is complete",):
+            say(f"{host}: {line}")
+        if options.dry_run or prospect.complete:
+            continue
+        with connection.locked(f"bootstrap {wish.venv}", 0.0, say, lambda: None):
+            found["did"] += carry_out(connection, prospect, lambda line: say(f"{host}: {line}"))
+    return found
 
 
 def _said(event: dict[str, Any], say: Say) -> None:

@@ -11,8 +11,8 @@ from ddtree_ops.cli.command import Session, Targets, command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddtree_ops.connection import Connection
-    from ddtree_ops.model import Settings
+    from ddtree_ops.errors import ExitCode
+    from ddtree_ops.hosts import Answer
 
 EXAMPLES = [
     "ddtree-ops bootstrap ct200 --dry-run",
@@ -44,43 +44,31 @@ def register(app: typer.Typer) -> None:
         May be repeated: what is there is left alone, what broke off goes on. A venv that somebody else made is never
         changed.
         """
-        from ddtree_ops.bootstrap import Wish, carry_out, look
+        from ddtree_ops.bootstrap import Options, one_host
         from ddtree_ops.bundle.wheelhouse import DEFAULT_REQUIREMENTS
-        from ddtree_ops.hosts import code_of, each_host
-        from ddtree_ops.ui.problem import error_data
+        from ddtree_ops.hosts import each_host
 
-        def ask(connection: Connection, settings: Sequence[Settings]) -> dict[str, Any]:
-            host = connection.host.name
-            found: dict[str, Any] = {"host": host, "will": [], "did": []}
-            for venv, user in dict.fromkeys((each.venv, each.user) for each in settings):
-                wish = Wish(
-                    venv=venv,
-                    user=user if create_user else None,
-                    requirements=tuple(require or DEFAULT_REQUIREMENTS),
-                    offline=offline,
-                    deps=not no_deps,
-                    python=python,
-                )
-                prospect = look(connection, wish)
-                found["will"] += prospect.lines()
-                for line in prospect.lines() or (f"{venv} is complete",):
-                    session.out.notice(f"{host}: {line}")
-                if dry_run or prospect.complete:
-                    continue
-                with connection.locked(f"bootstrap {venv}", 0.0, session.out.notice, lambda: None):
-                    found["did"] += carry_out(connection, prospect, lambda line: session.out.notice(f"{host}: {line}"))
-            return found
-
+        wanted = tuple(require or DEFAULT_REQUIREMENTS)
+        options = Options(offline, create_user, wanted, not no_deps, python, dry_run)
         chosen = session.select(targets).by_host().values()
-        answers = each_host([(those[0].host, [each.settings for each in those]) for those in chosen], ask)
-        errors = [answer.error for answer in answers if answer.error is not None]
-        if session.json:
-            done = [answer.value for answer in answers if answer.value is not None]
-            session.out.data({"hosts": done, "errors": [error_data(error) for error in errors]})
-        else:
-            for answer in answers:
-                for line in (answer.value or {}).get("did", ()):
-                    session.out.line(f"{answer.host.name}: {line}")
-            for error in errors:
-                session.out.error(error)
-        raise typer.Exit(code_of(errors))
+        hosts = [(those[0].host, [each.settings for each in those]) for those in chosen]
+        answers = each_host(hosts, lambda link, settings: one_host(link, settings, options, session.out.notice))
+        raise typer.Exit(show(session, answers))
+
+
+def show(session: Session, answers: Sequence[Answer[dict[str, Any]]]) -> ExitCode:
+    """What was done, or will be; every host's error."""
+    from ddtree_ops.hosts import code_of
+    from ddtree_ops.ui.problem import error_data
+
+    errors = [answer.error for answer in answers if answer.error is not None]
+    if session.json:
+        done = [answer.value for answer in answers if answer.value is not None]
+        session.out.data({"hosts": done, "errors": [error_data(error) for error in errors]})
+    else:
+        for answer in answers:
+            for line in (answer.value or {}).get("did", ()):
+                session.out.line(f"{answer.host.name}: {line}")
+        for error in errors:
+            session.out.error(error)
+    return code_of(errors)

@@ -35,9 +35,8 @@ def register(app: typer.Typer) -> None:
 
         Exit code 0: nothing red; 4: something is; 3: a host does not answer. The findings are in docs/doctor.md.
         """
-        from ddtree_ops.doctor.visit import limits, visit
+        from ddtree_ops.doctor.visit import save_limits, visit
         from ddtree_ops.hosts import code_of, each_host
-        from ddtree_ops.inventory.edit import save_settings
         from ddtree_ops.ui.doctor import show_visit, visit_data
         from ddtree_ops.ui.problem import error_data
         from ddtree_ops.wiring import CLOCK
@@ -50,11 +49,8 @@ def register(app: typer.Typer) -> None:
         code = code_of(errors)
         if code is ExitCode.DONE and any(each.refuses for each in seen):
             code = ExitCode.REFUSED
-        if save:
-            given = overrides.given()
-            made = [(s.host.name, name, {**given, **found}) for s in seen for name, found in limits(s).items()]
-            for line in save_settings(Path(session.fleet(targets or ()).path), made) if made else ():
-                session.out.notice(line)
+        for line in save_limits(Path(session.fleet(targets or ()).path), seen, overrides.given()) if save else ():
+            session.out.notice(line)
         if session.json:
             shown = [visit_data(each) for each in seen]
             problems = [error_data(error) for error in errors]

@@ -10,6 +10,18 @@ import typer
 from ddtree_ops.cli.command import OneTarget, Session, command
 from ddtree_ops.targets import Overrides
 
+JUnitOption = Annotated[
+    Path | None, typer.Option("--junit", metavar="FILE", show_default=False, help="Write JUnit XML.")
+]
+MarkdownOption = Annotated[
+    Path | None, typer.Option("--markdown", metavar="FILE", show_default=False, help="Write a page in Markdown.")
+]
+SkipGateOption = Annotated[
+    list[str] | None,
+    typer.Option("--skip-gate", metavar="NAME", show_default=False, help="Waive a gate; needs --reason."),
+]
+WaitOption = Annotated[int, typer.Option("--wait", metavar="S", min=0, help="Seconds to wait for a lock.")]
+
 EXAMPLES = [
     "ddtree-ops smoke ct200:tree --budget 32",
     "ddtree-ops smoke ct200:tree --junit smoke.xml --markdown smoke.md",
@@ -23,18 +35,10 @@ def register(app: typer.Typer) -> None:
         session: Session,
         overrides: Overrides,
         target: OneTarget,
-        junit: Annotated[
-            Path | None, typer.Option("--junit", metavar="FILE", show_default=False, help="Write JUnit XML.")
-        ] = None,
-        markdown: Annotated[
-            Path | None,
-            typer.Option("--markdown", metavar="FILE", show_default=False, help="Write a page in Markdown."),
-        ] = None,
-        skip_gate: Annotated[
-            list[str] | None,
-            typer.Option("--skip-gate", metavar="NAME", show_default=False, help="Waive a gate; needs --reason."),
-        ] = None,
-        wait: Annotated[int, typer.Option("--wait", metavar="S", min=0, help="Seconds to wait for a lock.")] = 0,
+        junit: JUnitOption = None,
+        markdown: MarkdownOption = None,
+        skip_gate: SkipGateOption = None,
+        wait: WaitOption = 0,
     ) -> None:
         """Deploy to one instance, take it through its gates, and put back what was there.
 

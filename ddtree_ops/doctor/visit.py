@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from ddtree_ops.clock import Clock
@@ -13,6 +14,7 @@ from ddtree_ops.doctor.machine import Machine, parse_machine
 from ddtree_ops.doctor.models import memory_plan, shapes
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.memory import Compared, compare
+from ddtree_ops.inventory.edit import save_settings
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.pair import Proof, prove_pair
 from ddtree_ops.planner import MemoryPlan, fitted
@@ -96,6 +98,12 @@ def limits(seen: Visit) -> dict[str, dict[str, Any]]:
                 "extra_args": with_flags(each.extra_args, plan.flags()),
             }
     return found
+
+
+def save_limits(inventory: Path, seen: Sequence[Visit], given: Mapping[str, Any]) -> list[str]:
+    """Write the limits that fit, and the options given, into the inventory; one line for each key that changed."""
+    made = [(each.host.name, name, {**given, **found}) for each in seen for name, found in limits(each).items()]
+    return save_settings(inventory, made) if made else []
 
 
 def with_flags(extra: Sequence[str], flags: Sequence[str]) -> tuple[str, ...]:
