@@ -82,6 +82,13 @@ def _system(host: HostSpec, facts: HostFacts) -> Iterator[Finding]:
             f"units need Type=exec, of systemd {OLDEST_SYSTEMD}",
             f"ddtree-ops doctor {host.name}",
         )
+    if facts.lingers is False and host.transport == "ssh":
+        yield Finding(
+            "linger",
+            "the user's systemd ends with their last session",
+            "the server would be stopped as soon as this connection is closed",
+            f"on {host.name}: loginctl enable-linger",
+        )
     if facts.root_problem:
         yield Finding(
             "root",

@@ -119,6 +119,7 @@ class HostFacts:
     systemd: int | None = None
     python: str = ""
     root_problem: str = ""
+    lingers: bool | None = None
     free_bytes: int | None = None
     engines: frozenset[str] = frozenset()
     gpus: tuple[Gpu, ...] | None = None
@@ -140,6 +141,7 @@ def parse_facts(host: str, value: Mapping[str, Any]) -> HostFacts:
         systemd=_systemd(machine["systemd"], machine["system_state"]),
         python=machine["python"],
         root_problem=_root_problem(machine["root_state"]),
+        lingers=machine.get("lingers"),
         free_bytes=value["disk"]["free"],
         engines=frozenset(value["engines"]),
         gpus=_gpus(value["gpus"]),

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import traceback
 from typing import Any, NoReturn
 
 from . import files, lock
@@ -111,6 +110,8 @@ def dispatch(ctx: Context, request: dict[str, Any], seconds: float) -> dict[str,
 
 
 def bug(error: Exception) -> Failure:
+    import traceback  # rarely needed, and slow to import
+
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return Failure("HelperError", f"{type(error).__name__}: {error}", traceback=trace)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import platform
+import pwd
 import shutil
 import time
 from typing import Any
@@ -62,6 +63,7 @@ def host(ctx: Context) -> dict[str, Any]:
         "system_state": ctx.run("systemctl", "is-system-running").out.strip(),
         "boot_id": procs.text("/proc/sys/kernel/random/boot_id").strip(),
         "uid": os.getuid(),
+        "lingers": lingers() if ctx.scope == "user" else None,
         "user": os.environ.get("SUDO_USER") or os.environ.get("USER") or str(os.getuid()),
         "cpus": os.cpu_count(),
         "memory": procs.text("/proc/meminfo")[:200],
@@ -69,6 +71,11 @@ def host(ctx: Context) -> dict[str, Any]:
         "root": ctx.root,
         "root_state": root_state(ctx.root),
     }
+
+
+def lingers() -> bool:
+    """Whether this user's systemd runs without a session of theirs (loginctl enable-linger)."""
+    return os.path.exists("/var/lib/systemd/linger/" + pwd.getpwuid(os.getuid()).pw_name)
 
 
 def root_state(root: str) -> dict[str, Any]:

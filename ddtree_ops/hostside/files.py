@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import stat
 from typing import Any
 
@@ -129,11 +128,17 @@ def point(link: str, target: str) -> None:
     fsync_dir(os.path.dirname(link))
 
 
+def remove_all(path: str) -> None:
+    import shutil  # rarely needed, and slow to import
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def remove_entry(path: str) -> None:
     """Remove a file, link or folder that may be absent."""
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_all(path)
         else:
             os.unlink(path)
     except FileNotFoundError:
@@ -149,7 +154,7 @@ def remove_tree(path: str) -> None:
     except FileNotFoundError:
         return
     fsync_dir(folder)
-    shutil.rmtree(trash, ignore_errors=True)
+    remove_all(trash)
 
 
 def remove_link(path: str) -> bool:

@@ -37,7 +37,7 @@ def remote(machine: Machine, *, silence_s: float = 4.0, connect_s: float = 4.0, 
 
 
 def agent(machine: Machine, **change: Any) -> Agent:
-    return Agent(remote(machine, **change), spec(machine, user=change.get("user", "root")))
+    return Agent(remote(machine, **change), spec(machine, **change))
 
 
 def do(caller: Agent, op: str, payload: bytes | None = None, **args: Any) -> dict[str, Any]:
