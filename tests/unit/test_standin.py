@@ -426,6 +426,17 @@ def test_only_narrows_the_faults_but_not_the_speed() -> None:
     assert hit.tok_s["tree"] == missed.tok_s["tree"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("", True), ("tree", True), ("mode=tree", True), ("linear", False), ("budget=32", True), ("budget=3", False),
+        ("tree,budget=64", False), ("weight_version=ab12", True), ("weight_version=ff", False), ("nonsense=1", False),
+    ],
+)  # fmt: skip
+def test_conditions(condition: str, holds: bool) -> None:
+    assert faults.applies(condition, {"mode": "tree", "budget": "32", "weight_version": "ab12cd"}) is holds
+
+
 def test_the_host_s_file_sets_faults(tmp_path: Path) -> None:
     file = tmp_path / "faults"
     assert faults.from_file(str(file)) == {}

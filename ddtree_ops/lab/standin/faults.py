@@ -60,12 +60,16 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def applies(condition: str, facts: Mapping[str, str]) -> bool:
-    """Whether a STANDIN_ONLY condition holds: ``tree`` is short for ``mode=tree``; several are joined by commas."""
+    """Whether a STANDIN_ONLY condition holds: ``tree`` is short for ``mode=tree``; several are joined by commas.
+
+    A release is named by the first characters of its digest, which is its server's weight version.
+    """
     for part in filter(None, condition.split(",")):
         name, equals, wanted = part.strip().partition("=")
         if not equals:
             name, wanted = "mode", name
-        if facts.get(name) != wanted:
+        found = facts.get(name, "")
+        if not (found.startswith(wanted) if name == "weight_version" else found == wanted):
             return False
     return True
 
