@@ -141,12 +141,9 @@ def open_hop(hop: Hop, before: Connection | None, name: str, connect_s: float, *
 class Exchange:
     """One command on one channel."""
 
-    def __init__(
-        self, host: str, what: str, transport: paramiko.Transport, pulse: Pulse, silence_s: float
-    ) -> None:  # fmt: skip
+    def __init__(self, host: str, what: str, transport: paramiko.Transport, pulse: Pulse, silence_s: float) -> None:
         self._host, self._what, self._transport, self._pulse = host, what, transport, pulse
         self._silence_s = silence_s
-        self._writer_failed: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
     def run(
         self, command: str, stdin: bytes | BinaryIO | None, deadline: Deadline, on_line: Callable[[str], None] | None

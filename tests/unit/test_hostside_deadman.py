@@ -11,8 +11,12 @@ from typing import Any
 
 import pytest
 from helperhost import HelperHost, helper_host, release_tar
+from hypothesis import given
+from hypothesis import strategies as st
+from systemd_words import exec_start
 
 from ddtree_ops.errors import LockedError, RefusedError, RolledBackError
+from ddtree_ops.hostside.deadman import quote
 
 UNIT = "sglang-ddtree-qwen.service"
 
@@ -165,3 +169,8 @@ def test_a_switch_without_a_way_back_is_not_armed(host: HelperHost) -> None:
     with pytest.raises(RefusedError, match="could not be armed"):
         host.do("arm", instance="qwen", to="none", within_s=60)
     assert not armed_file(host).exists()
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\n\r"), max_size=40))
+def test_a_folder_with_any_name_survives_the_boot_unit(word: str) -> None:
+    assert exec_start(f"[Service]\nExecStart=/bin/x {quote(word)}\n") == ["/bin/x", word]
