@@ -32,6 +32,8 @@ _TABLE = (
           "watches or stops one", "ps -p 1 -o comm="),
     Check("systemd-old", RED, "systemd is older than 240", "units need Type=exec, which tells a program that cannot "
           "be run from one that runs", "apt-get install --only-upgrade systemd"),
+    Check("user-absent", RED, "the service's user does not exist", "systemd cannot start the unit as nobody it knows",
+          "ddtree-ops bootstrap {host} --create-user"),
     Check("root-unwritable", RED, "the layout's folder cannot be written", "engines and releases are staged there",
           "ddtree-ops bootstrap {host}"),
     Check("disk-low", RED, "too little space for two releases", "the release that runs must stay beside the new one, "
@@ -68,6 +70,8 @@ _TABLE = (
           "kernel is compiled again, which takes minutes", "findmnt -T {path}"),
     # -- GPUs
     Check("gpu-driver", RED, "the GPUs cannot be listed", "there is nothing for a server to run on", "nvidia-smi"),
+    Check("gpu-silent", YELLOW, "nvidia-smi gives no answer", "a GPU or the driver hangs, or wakes up slowly "
+          "for want of persistence mode", "nvidia-smi -pm 1"),
     Check("gpu-absent", RED, "an instance wants a GPU that is not there", "the server would find no device",
           "nvidia-smi -L"),
     Check("gpu-lost", YELLOW, "fewer GPUs answer than are on the bus", "one fell off; the numbers of the others may "

@@ -33,6 +33,9 @@ def examine(host: HostSpec, settings: Sequence[Settings], machine: Machine, now:
         found += _venv(host, path, machine, torch=any(each.venv == path for each in real))
     if real:
         found += [*_building(host, real, machine), *_cards(host, real, machine), *_containers(host, machine)]
+    for user in dict.fromkeys(each.user for each in settings if each.user):
+        if machine.users.get(user) is False:
+            found.append(finding("user-absent", host.name, f"there is no user {user}"))
     for each in real:
         found += [*_gpus(host, each, machine), *check_models(host, each, machine)]
     return sorted(found, key=lambda f: f.check.level is not Level.RED)
@@ -108,7 +111,7 @@ def _cards(host: HostSpec, settings: Sequence[Settings], machine: Machine) -> It
     gpus = machine.gpus
     if gpus.problem:
         if gpus.on_bus or any(each.gpus for each in settings):
-            yield finding("gpu-driver", host.name, gpus.problem)
+            yield finding("gpu-silent" if gpus.silent else "gpu-driver", host.name, gpus.problem)
         return
     if gpus.on_bus > len(gpus.cards) or gpus.complaints:
         said = f": {gpus.complaints[0]}" if gpus.complaints else ""
@@ -167,10 +170,13 @@ def _ports(host: HostSpec, settings: Settings, machine: Machine) -> Iterator[Fin
 
 
 def _containers(host: HostSpec, machine: Machine) -> list[Finding]:
-    if not machine.containers.at_risk:
+    """Docker's own list, and whatever uses a GPU from a scope of systemd (containerd, CRI-O, Podman)."""
+    named = machine.containers.names if machine.containers.at_risk else ()
+    holders = [holder for card in machine.gpus.cards for holder in card.holders]
+    scopes = {h.container[:12] for h in holders if h.container and h.unit.endswith(".scope")}
+    if not named and not scopes:
         return []
-    seen = f"{', '.join(machine.containers.names)} under docker's systemd cgroup driver"
-    return [finding("gpu-containers", host.name, seen)]
+    return [finding("gpu-containers", host.name, f"{', '.join(named or sorted(scopes))} in scopes of systemd")]
 
 
 def _list(numbers: Sequence[int], between: str = ", ") -> str:

@@ -38,6 +38,7 @@ class Machine:
     port_range: tuple[int, int] | None = None
     reserved: frozenset[int] = frozenset()
     containers: GpuContainers = field(default_factory=GpuContainers)
+    users: Mapping[str, bool] = field(default_factory=dict)
     memory_logs: Mapping[str, Reported] = field(default_factory=dict)
 
 
@@ -64,6 +65,7 @@ def parse_machine(raw: Any) -> Machine:
         port_range=parse_port_range(str(value.get("port_range") or "")),
         reserved=parse_reserved(str(value.get("reserved_ports") or "")),
         containers=parse_containers(value.get("containers")),
+        users={str(user): bool(there) for user, there in mapping(value.get("users")).items()},
         memory_logs={unit: parse_memory_log(Answer.of(log).out) for unit, log in _by_path(value.get("memory_logs"))},
     )
 

@@ -20,7 +20,7 @@ from ddtree_ops.pair import Proof, prove_pair
 from ddtree_ops.planner import MemoryPlan, fitted
 from ddtree_ops.render.environment import server_environment
 
-DEADLINE_S = 20.0
+DEADLINE_S = 45.0
 ONLY_EXTRA = ("--max-mamba-cache-size", "--mamba-ssm-dtype")
 """Limits that are no settings of their own."""
 
@@ -137,9 +137,11 @@ def refuse_red(target: str, found: Sequence[Finding]) -> None:
 
 def questions(host: HostSpec, settings: Sequence[Settings]) -> dict[str, Any]:
     """What to ask of this host for these instances."""
-    models = {path: each.user for each in settings for path in (each.model, each.drafter) if path}
+    # a model that is no path is a name that SGLang resolves itself, in a cache of its own
+    models = {path: each.user for each in settings for path in (each.model, each.drafter) if path and path[0] == "/"}
     first = next(iter(settings), None)
     return {
+        "users": sorted({each.user for each in settings if each.user}),
         "units": sorted({unit_name(each.instance) for each in settings}),
         "ports": sorted({each.port for each in settings}),
         "venvs": sorted({each.venv for each in settings}),

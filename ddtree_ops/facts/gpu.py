@@ -22,6 +22,9 @@ FALLEN = re.compile(r"The NVIDIA GPU ([0-9A-Fa-f:.]+)\s[^\0]*?fallen off the bus
 BUS = re.compile(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9a-fA-F])?")
 
 
+SILENT = "nvidia-smi gives no answer"
+
+
 @dataclass(frozen=True)
 class Holder:
     """A process that has memory on a GPU."""
@@ -70,6 +73,11 @@ class GpuFacts:
     module: bool = False
     xids: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def silent(self) -> bool:
+        """Cut off before it said anything: slow, or hanging; that cannot be told from here."""
+        return self.problem == SILENT
+
     def card(self, index: int) -> Card | None:
         return next((card for card in self.cards if card.index == index), None)
 
@@ -115,7 +123,7 @@ def _problem(query: Answer, complaints: Iterable[str]) -> str:
     if query.absent:
         return "nvidia-smi is not installed"
     if query.silent:
-        return "nvidia-smi gives no answer"
+        return SILENT
     said = next(iter(complaints), "")
     return said or ("there is no GPU" if query.rc == 0 else query.words)
 

@@ -30,10 +30,11 @@ DISTS = ("sglang", "torch", "triton", "flashinfer_python", "sglang_kernel", "sgl
 HEADER_LIMIT = 64 << 20
 MEMORY = "Load weight end|Mamba Cache is allocated|max_total_num_tokens="
 ANSWER_S = 4.0
+SMI_S = 15.0  # without persistence mode the driver wakes every GPU first
 
 
 def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """{ports, venvs, models: {path: user}, caches, path, units} -> the raw answers that ``doctor.machine`` parses.
+    """{ports, venvs, models: {path: user}, caches, path, units, users} -> raw answers for ``doctor.machine``.
 
     ``path`` is the PATH of the units, ``models`` the model and drafter folders with the user that must read them.
     """
@@ -60,6 +61,7 @@ def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         tools={name: shutil.which(name, path=args.get("path")) for name in ("ninja", "nvcc", "gcc", "g++", "c++")},
         caches={path: place(path) for path in args.get("caches") or []},
         listeners=procs.listeners({int(p) for p in args.get("ports") or []}),
+        users={user: known(user) for user in args.get("users") or []},
         port_range=procs.text("/proc/sys/net/ipv4/ip_local_port_range"),
         reserved_ports=procs.text("/proc/sys/net/ipv4/ip_local_reserved_ports"),
     )
@@ -78,14 +80,14 @@ def ask(answers: dict[str, Any], name: str, job: Any) -> None:
 
 def gpus(ctx: Context) -> dict[str, Any]:
     """nvidia-smi's own words about the GPUs and who uses them."""
-    query = ctx.run("nvidia-smi", "--query-gpu=" + GPU_QUERY, CSV, timeout_s=ANSWER_S)
+    query = ctx.run("nvidia-smi", "--query-gpu=" + GPU_QUERY, CSV, timeout_s=SMI_S)
     pci = [entry for entry in glob.glob("/sys/bus/pci/devices/*/vendor") if procs.text(entry).strip() == "0x10de"]
     classes = [procs.text(os.path.join(os.path.dirname(entry), "class")).strip() for entry in pci]
     found = {"query": query.raw(), "on_bus": sum(1 for kind in classes if kind.startswith("0x03")), "apps": None}
     found["module"] = os.path.isdir("/sys/module/nvidia")
     if query.rc == 127:
         return found
-    apps = ctx.run("nvidia-smi", "--query-compute-apps=" + facts.APP_QUERY, CSV, timeout_s=ANSWER_S)
+    apps = ctx.run("nvidia-smi", "--query-compute-apps=" + facts.APP_QUERY, CSV, timeout_s=SMI_S)
     pids = {int(pid) for pid in re.findall(r"^[^,]+, *(\d+),", apps.out, re.M)}
     owners = {str(pid): dict(procs.about(pid), cgroup=procs.text(f"/proc/{pid}/cgroup")) for pid in pids}
     return dict(found, apps=apps.raw(), owners=owners)
@@ -199,6 +201,15 @@ def may_read(path: str, user: str | None) -> bool:
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0
+
+
+def known(user: str) -> bool:
+    """Whether this host has such a user."""
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
 
 
 def place(path: str) -> dict[str, Any]:

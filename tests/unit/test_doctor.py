@@ -67,6 +67,7 @@ SIMPLE: list[tuple[str, str, Change]] = [
     ("root-unwritable", "no permission", lambda r: r["host"]["root_state"].update(writable=False)),
     ("disk-low", "100 MiB free", lambda r: r["disk"].update(free=100 << 20)),
     ("inodes-low", "900 inodes", lambda r: r["disk"].update(inodes_free=900)),
+    ("user-absent", "no user sglang", lambda r: r.update(users={"sglang": False})),
     ("clock-free", "NTPSynchronized=no", lambda r: r.update(clock=answer("NTP=no\nNTPSynchronized=no\n"))),
     ("venv-absent", "no bin/python", lambda r: r["venvs"][VENV].update(runs=False)),
     ("sglang-absent", "no sglang", lambda r: r["venvs"][VENV]["dists"].pop("sglang")),
@@ -90,7 +91,7 @@ SIMPLE: list[tuple[str, str, Change]] = [
 
 @pytest.mark.parametrize(("id", "seen", "change"), SIMPLE, ids=[f"{i}-{id}" for i, (id, _, _) in enumerate(SIMPLE)])
 def test_what_is_wrong_is_named(id: str, seen: str, change: Change) -> None:
-    results = {f.check.id: f for f in found(changed(change))}
+    results = {f.check.id: f for f in found(changed(change), settings(user="sglang"))}
     assert id in results
     assert seen in results[id].seen
 
@@ -118,7 +119,6 @@ def ids(results: list[Finding]) -> list[str]:
         (smi("mismatch.txt"), 18, "", "Driver/library version mismatch"),
         (smi("handle-only.txt"), 255, "", "Unable to determine the device handle"),
         ("", 127, "nvidia-smi: not found", "nvidia-smi is not installed"),
-        ("", 124, "nvidia-smi: no answer within 4 s", "gives no answer"),
         ("No devices were found\n", 6, "", "No devices were found"),
         ("", 0, "", "there is no GPU"),
     ],
@@ -127,6 +127,11 @@ def test_no_gpu_can_be_listed(text: str, rc: int, err: str, said: str) -> None:
     results = found(with_gpus(text, rc=rc, err=err, on_bus=8))
     assert ids(results) == ["gpu-driver"]
     assert said in results[0].seen
+
+
+def test_a_driver_that_is_slow_only_warns() -> None:
+    results = found(with_gpus("", rc=124, err="nvidia-smi: no answer within 15 s", on_bus=8))
+    assert ids(results) == ["gpu-silent"]
 
 
 def test_a_host_without_gpus_needs_none() -> None:
@@ -287,9 +292,15 @@ def test_gpu_containers_at_risk() -> None:
     )
     raw["containers"] = {"ps": answer("3f4e\n"), "inspect": answer(lines), "driver": answer("systemd\n")}
     results = found(raw)
-    assert [f.seen for f in results] == ["vllm, old under docker's systemd cgroup driver"]
+    assert [f.seen for f in results] == ["vllm, old in scopes of systemd"]
     raw["containers"]["driver"] = answer("cgroupfs\n")
     assert found(raw) == []
+
+
+def test_gpu_containers_of_another_engine() -> None:
+    scope = "cri-containerd-3f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a90123f4e5d6c7b8a9012.scope"
+    results = found(busy(scope, f"0::/kubepods.slice/{scope}\n"), settings(gpus=(3,)))
+    assert [(f.check.id, f.seen) for f in results] == [("gpu-containers", "3f4e5d6c7b8a in scopes of systemd")]
 
 
 # -- pair, backends, memory -------------------------------------------------------------------------------------------

@@ -50,8 +50,14 @@ def test_what_is_asked() -> None:
     asked = questions(host(), [settings(user="sglang"), settings(instance="linear", mode=Mode.LINEAR, port=30000)])
     assert asked["ports"] == [30000, 30001]
     assert asked["venvs"] == [VENV]
+    assert asked["users"] == ["sglang"]
     assert set(asked["models"]) == {MODEL, DRAFTER}
     assert asked["path"].startswith(f"{VENV}/bin:/usr/local/cuda/bin:")
+
+
+def test_a_model_that_is_a_name_is_not_looked_for_as_a_folder() -> None:
+    asked = questions(host(), [settings(model="Qwen/Qwen3.6-27B")])
+    assert set(asked["models"]) == {DRAFTER}
 
 
 def test_pair_and_memory_of_each_instance() -> None:
