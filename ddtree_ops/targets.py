@@ -94,8 +94,9 @@ def one_target(fleet: Fleet, name: str) -> Target:
 
 def _expand(fleet: Fleet, name: str, *, changing: bool) -> Iterator[tuple[HostSpec, str]]:
     if name == "all":
-        for each in fleet.hosts:
-            yield from _expand(fleet, each, changing=changing)
+        for each in fleet.hosts.values():
+            if each.instances:
+                yield from _expand(fleet, each.name, changing=changing)
     elif name in fleet.groups:
         for member in fleet.groups[name]:
             yield from _expand(fleet, member, changing=changing)

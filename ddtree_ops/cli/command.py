@@ -16,46 +16,55 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import platformdirs
 import typer
 
 from ddtree_ops.cli.completion import complete_target
 from ddtree_ops.inventory import load_fleet, locate_inventory
+from ddtree_ops.inventory.locate import candidates
 from ddtree_ops.model import Fleet, Mode
 from ddtree_ops.targets import Overrides, Selection, resolve_targets
 from ddtree_ops.ui import Output
 
-InventoryOption = Annotated[
-    Path | None,
-    typer.Option("--inventory", "-i", metavar="FILE", show_default=False, help="Inventory file (TOML)."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-DebugOption = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
 
-Targets = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="TARGET",
-        show_default=False,
-        autocompletion=complete_target,
-        help="HOST, HOST:INSTANCE, group or all.",
-    ),
+def _flag(*names: str, panel: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, show_default=False, help=help, rich_help_panel=panel)
+
+
+SHARED = "Of every command"
+SETTINGS = "Settings of the instance, for this command"
+
+InventoryOption = Annotated[
+    Path | None, _flag("--inventory", "-i", metavar="FILE", panel=SHARED, help="Inventory file (TOML).")
 ]
-OptionalTargets = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="TARGET",
-        show_default=False,
-        autocompletion=complete_target,
-        help="HOST, HOST:INSTANCE, group or all; everything if left out.",
-    ),
+JsonOption = Annotated[bool, _flag("--json", panel=SHARED, help="Print one JSON document instead of text.")]
+DebugOption = Annotated[bool, _flag("--debug", panel=SHARED, help="Show tracebacks.")]
+
+ModeOption = Annotated[Mode | None, _flag("--mode", "-m", metavar="MODE", panel=SETTINGS, help=f"{', '.join(Mode)}.")]
+Budget = Annotated[int | None, _flag("--budget", "-b", metavar="N", panel=SETTINGS, help="Tree nodes, 1 to 1024.")]
+TopkCap = Annotated[
+    int | None, _flag("--topk-cap", "-k", metavar="K", panel=SETTINGS, help="Most candidates a depth may offer.")
 ]
-OneTarget = Annotated[
-    str,
-    typer.Argument(metavar="TARGET", show_default=False, autocompletion=complete_target, help="HOST or HOST:INSTANCE."),
+Gpu = Annotated[list[int] | None, _flag("--gpu", "-g", metavar="G", panel=SETTINGS, help="GPU; may be repeated.")]
+Port = Annotated[int | None, _flag("--port", "-p", metavar="P", panel=SETTINGS, help="Port of the server.")]
+Unsafe = Annotated[
+    bool,
+    _flag("--allow-hybrid-unsafe", panel=SETTINGS, help="Admit a combination whose parity suite has not passed."),
 ]
+Reason = Annotated[str | None, _flag("--reason", metavar="TEXT", panel=SETTINGS, help="Why; recorded and shown.")]
+
+
+def _targets(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, show_default=False, autocompletion=complete_target, help=help)
+
+
+_ANY = "HOST, HOST:INSTANCE, group or all"
+Targets = Annotated[list[str], _targets("TARGET", f"{_ANY}.")]
+OptionalTargets = Annotated[list[str] | None, _targets("TARGET", f"{_ANY}; everything if left out.")]
+TargetsUnlessPlan = Annotated[list[str] | None, _targets("TARGET", f"{_ANY}; none with --plan.")]
+OneTarget = Annotated[str, _targets("TARGET", "HOST or HOST:INSTANCE.")]
 
 
 @dataclass
@@ -69,14 +78,16 @@ class Session:
 
     def fleet(self, targets: Sequence[str] = ()) -> Fleet:
         """The inventory that the targets are in."""
-        path = locate_inventory(
-            self.inventory,
-            targets,
-            environ=os.environ,
-            cwd=Path.cwd(),
-            config_dir=platformdirs.user_config_path("ddtree-ops"),
+        return load_fleet(
+            locate_inventory(
+                self.inventory, targets, environ=os.environ, config_dir=platformdirs.user_config_path("ddtree-ops")
+            )
         )
-        return load_fleet(path)
+
+    def fleets(self) -> list[Fleet]:
+        """Every inventory that a target could be in."""
+        files = candidates(self.inventory, environ=os.environ, config_dir=platformdirs.user_config_path("ddtree-ops"))
+        return [load_fleet(path) for path in files]
 
     def select(self, targets: Sequence[str] | None, overrides: Overrides | None = None) -> Selection:
         """The targets with their settings; what a person should know about it is printed."""
@@ -88,28 +99,13 @@ class Session:
 
 
 def _changing(
-    mode: Annotated[Mode | None, typer.Option("--mode", "-m", show_default=False, help="How to decode.")] = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", "-b", metavar="N", show_default=False, help="Tree nodes, 1 to 1024.")
-    ] = None,
-    topk_cap: Annotated[
-        int | None,
-        typer.Option("--topk-cap", "-k", metavar="K", show_default=False, help="Most candidates a depth may offer."),
-    ] = None,
-    gpu: Annotated[
-        list[int] | None,
-        typer.Option("--gpu", "-g", metavar="G", show_default=False, help="GPU index; may be repeated."),
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option("--port", "-p", metavar="P", show_default=False, help="Port of the server.")
-    ] = None,
-    allow_hybrid_unsafe: Annotated[
-        bool,
-        typer.Option("--allow-hybrid-unsafe", help="Admit a combination whose parity suite has not passed."),
-    ] = False,
-    reason: Annotated[
-        str | None, typer.Option("--reason", metavar="TEXT", show_default=False, help="Why; recorded and shown.")
-    ] = None,
+    mode: ModeOption = None,
+    budget: Budget = None,
+    topk_cap: TopkCap = None,
+    gpu: Gpu = None,
+    port: Port = None,
+    allow_hybrid_unsafe: Unsafe = False,
+    reason: Reason = None,
 ) -> Overrides:
     return Overrides(
         mode=mode,
@@ -160,7 +156,16 @@ def command(
 
 def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(func, eval_str=True).parameters.values()
-    return [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters]
+    return [_plain_flag(p.replace(kind=inspect.Parameter.KEYWORD_ONLY)) for p in parameters]
+
+
+def _plain_flag(parameter: inspect.Parameter) -> inspect.Parameter:
+    """A flag takes no value, so its help shows none (typer would write <bool>)."""
+    kind, *notes = get_args(parameter.annotation) or (None,)
+    if kind is bool:
+        for note in notes:
+            note.metavar = note.metavar or ""
+    return parameter
 
 
 def _session(context: typer.Context, shared: dict[str, Any]) -> Session:

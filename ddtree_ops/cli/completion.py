@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import platformdirs
 
 from ddtree_ops.errors import DdtreeError
 from ddtree_ops.inventory import load_fleet
-from ddtree_ops.inventory.locate import VARIABLE
+from ddtree_ops.inventory.locate import candidates
 from ddtree_ops.model import Fleet
 
 
@@ -33,14 +33,7 @@ def _names() -> list[str]:
 
 
 def _fleets() -> Iterator[Fleet]:
-    cwd = Path.cwd()
-    if given := os.environ.get(VARIABLE):
-        paths = [Path(given)]
-    else:
-        paths = [cwd / "inventory.toml", *sorted((cwd / "inventory").glob("*.toml"))]
-        paths.append(platformdirs.user_config_path("ddtree-ops") / "inventory.toml")
-    for path in paths:
-        try:
-            yield load_fleet(path)
-        except DdtreeError:
-            continue
+    with contextlib.suppress(DdtreeError):
+        for path in candidates(None, environ=os.environ, config_dir=platformdirs.user_config_path("ddtree-ops")):
+            with contextlib.suppress(DdtreeError):
+                yield load_fleet(path)

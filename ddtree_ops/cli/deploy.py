@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ddtree_ops import operate
-from ddtree_ops.cli.command import OptionalTargets, Session, command
+from ddtree_ops.cli.command import Session, TargetsUnlessPlan, command
 from ddtree_ops.connection import PATIENCE_S
 from ddtree_ops.gates.run import checked_skips
 from ddtree_ops.outcome import worst
@@ -56,7 +56,7 @@ def register(app: typer.Typer) -> None:
     def deploy(
         session: Session,
         overrides: Overrides,
-        targets: OptionalTargets = None,
+        targets: TargetsUnlessPlan = None,
         plan: PlanFile = None,
         save: Save = False,
         restart: Restart = False,

@@ -17,47 +17,47 @@ VARIABLE = "DDTREE_INVENTORY"
 
 
 def locate_inventory(
-    given: Path | None, targets: Sequence[str], *, environ: Mapping[str, str], cwd: Path, config_dir: Path
+    given: Path | None, targets: Sequence[str], *, environ: Mapping[str, str], config_dir: Path
 ) -> Path:
     """The file to read. Raises InventoryError when there is none, UsageError when more than one could be meant."""
+    found = candidates(given, environ=environ, config_dir=config_dir)
+    return found[0] if len(found) == 1 else _choose(found, targets)
+
+
+def candidates(given: Path | None, *, environ: Mapping[str, str], config_dir: Path) -> list[Path]:
+    """Every file that could be meant: more than one only where ``./inventory/`` decides. Raises InventoryError."""
     if given is not None:
-        return given
+        return [given]
     if environ.get(VARIABLE):
-        return Path(environ[VARIABLE])
-    single = cwd / "inventory.toml"
-    if single.is_file():
-        return single
-    if candidates := sorted((cwd / "inventory").glob("*.toml")):
-        return _choose(candidates, targets)
-    fallback = config_dir / "inventory.toml"
-    if fallback.is_file():
-        return fallback
+        return [Path(environ[VARIABLE])]
+    single, folder, fallback = Path("inventory.toml"), Path("inventory"), config_dir / "inventory.toml"
+    for found in ([single], sorted(folder.glob("*.toml")), [fallback]):
+        if files := [path for path in found if path.is_file()]:
+            return files
     raise InventoryError(
-        f"no inventory: neither {single}, {cwd / 'inventory'}/*.toml nor {fallback} exists",
+        f"no inventory: neither ./{single}, ./{folder}/*.toml nor {fallback} exists",
         why="it says which hosts and instances there are",
         next="write one (docs/inventory.md), or name one with --inventory FILE",
     )
 
 
-def _choose(candidates: Sequence[Path], targets: Sequence[str]) -> Path:
-    if len(candidates) == 1:
-        return candidates[0]
-    names = ", ".join(path.name for path in candidates)
+def _choose(files: Sequence[Path], targets: Sequence[str]) -> Path:
+    names = ", ".join(path.name for path in files)
     wanted = [target.partition(":")[0] for target in targets]
     if not wanted or "all" in wanted:
         raise UsageError(
-            f"more than one inventory in {candidates[0].parent}: {names}",
+            f"more than one inventory in ./{files[0].parent}: {names}",
             why="'all' must not mean more hosts than you think of",
-            next=f"ddtree-ops --inventory {candidates[0]} ...",
+            next=f"name a host, or the file: --inventory {files[0]}",
         )
-    defined = {path: _names(path) for path in candidates}
+    defined = {path: _names(path) for path in files}
     matching = [path for path, known in defined.items() if wanted[0] in known]
     if len(matching) == 1:
         return matching[0]
     if matching:
         raise UsageError(
             f"{wanted[0]!r} is defined in more than one inventory: {', '.join(path.name for path in matching)}",
-            next=f"ddtree-ops --inventory {matching[0]} ...",
+            next=f"name the file: --inventory {matching[0]}",
         )
     every = sorted({name for known in defined.values() for name in known})
     raise UsageError(

@@ -75,7 +75,7 @@ class Output:
     def notice(self, text: str) -> None:
         """Something a person should know though nothing is wrong."""
         if not self.json:
-            self.err.print(Text("note: ", style="yellow").append(text, style="default"))
+            self.err.print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)
 
     def error(self, error: DdtreeError) -> None:
         """The error: one JSON document, or found / why / next."""
@@ -84,7 +84,7 @@ class Output:
             return
         for label, text in error_lines(error):
             style = "bold red" if label == "error" else "bold"
-            self.err.print(Text(f"{label}: ", style=style).append(text, style="default"))
+            self.err.print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)  # commands stay whole
 
 
 def plain(value: Any) -> Any:

@@ -140,7 +140,8 @@ def test_shared_options_stand_before_or_after_the_command() -> None:
     after = RUNNER.invoke(frame.app, ["targets", "ct200", "--json", "--inventory", "inventory/ct200.toml"])
     assert before.exit_code == after.exit_code == ExitCode.DONE
     assert json.loads(before.stdout) == json.loads(after.stdout)
-    assert [t["target"] for t in json.loads(after.stdout)["targets"]] == ["ct200:linear", "ct200:tree"]
+    [inventory] = json.loads(after.stdout)["inventories"]
+    assert [target["target"] for target in inventory["targets"]] == ["ct200:linear", "ct200:tree"]
 
 
 # -- render
@@ -205,7 +206,9 @@ def test_the_file_that_defines_the_target_is_taken(tmp_path: Path, monkeypatch: 
     assert RUNNER.invoke(frame.app, ["targets", "one"]).exit_code == ExitCode.DONE
     twice = RUNNER.invoke(frame.app, ["targets", "two"])
     assert "defined in more than one inventory: y.toml, z.toml" in twice.stderr
-    every = RUNNER.invoke(frame.app, ["targets"])
+    listed = RUNNER.invoke(frame.app, ["targets"])
+    assert (listed.exit_code, listed.stdout.count("two:a")) == (ExitCode.DONE, 2)
+    every = RUNNER.invoke(frame.app, ["render", "all"])
     assert "more than one inventory" in every.stderr
     unknown = RUNNER.invoke(frame.app, ["targets", "on"])
     assert "Did you mean 'one'?" in unknown.stderr

@@ -70,7 +70,8 @@ def test_options_arrive() -> None:
 
 def test_groups_all_and_repetition() -> None:
     assert names("prod", "one", "ct200:linear") == ["ct200:linear", "one:bare"]
-    assert refused("all").found == "host none has no instances"
+    assert names("all") == ["ct200:linear", "ct200:tree", "two:a", "two:b", "one:bare"]
+    assert refused("none").found == "host none has no instances"
 
 
 def test_more_than_one_instance_and_no_default() -> None:
