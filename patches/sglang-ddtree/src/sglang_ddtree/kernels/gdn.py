@@ -144,18 +144,18 @@ def gdn_tree(
         return out
     padded = max(16, triton.next_power_of_2(rows - 1))
     block_v = 16
-    tables = torch.empty((2, bs, value_heads, padded, padded), dtype=torch.float32, device=v.device)
+    tables = torch.empty((3, bs, value_heads, padded, padded), dtype=torch.float32, device=v.device)
     scalars = torch.empty((bs, value_heads, 6, padded + 1), dtype=torch.float32, device=v.device)
     gdn_tables_kernel[(padded // 16, value_heads, bs)](
         q, k, a, b, a_log, dt_bias, ancestors,
-        record.key, record.decay, tables[0], tables[1], scalars,
+        record.key, record.decay, tables[0], tables[1], tables[2], scalars,
         rows, q.stride(1), k.stride(1), a.stride(-2), b.stride(-2),
         k_dim**-0.5,
         H=heads, HV=value_heads, K=k_dim, KC=min(32, k_dim), RB=16, TP=padded, WORDS=words,
         num_warps=4,
     )  # fmt: skip
     gdn_tree_kernel[(triton.cdiv(v_dim, block_v), value_heads, bs)](
-        q, k, v, ssm_states, state_indices, tables[0], tables[1], scalars, record.delta, out,
+        q, k, v, ssm_states, state_indices, tables[0], tables[1], tables[2], scalars, record.delta, out,
         rows, q.stride(1), k.stride(1), v.stride(1), ssm_states.stride(0),
         H=heads, HV=value_heads, K=k_dim, KC=16, V=v_dim, BV=block_v, TP=padded,
         num_warps=padded // 16,

@@ -7,10 +7,12 @@ state S to row i (inclusive), E_ij = exp(G_i - G_j) for an ancestor j of i, and 
     o_i     = exp(G_i) S q_i + sum_j B_ij delta_j                    B_ij = E_ij (q_i . k_j), j above i or i
 
 (the WY form of DeltaNet, arXiv 2406.06484, under an ancestor mask instead of a causal one). So the state
-is read once and its products with all keys and queries are matrix products; what stays serial is a
-triangular system, since a parent's row is smaller than its child's.
+is read once and its products with all keys and queries are matrix products. What is left is a system
+(I + A) delta = u, lower triangular since a parent's row is smaller than its child's. With X the inverse
+of its diagonal blocks of 16 rows and N = X (A without those blocks), delta = X u - N delta is reached
+exactly after one step per further block: at most three, and matrix products again.
 
-Two launches: A and B per value head, which do not depend on the value columns; then delta and o per
+Two launches: X, N and B per value head, which do not depend on the value columns; then delta and o per
 value head and tile of columns. All arithmetic is float32, products included. Row 0, above every row,
 is kept apart, so that 64 nodes fill tiles of 64. Differences of G must not lose the near ancestors of
 a head that forgets fast, so G is summed in fixed point, exactly.
@@ -49,21 +51,37 @@ def _float(fixed):
 @triton.jit
 def _sees(ancestors_ptr, n, live, column, WORDS: tl.constexpr):
     """bool [rows n, columns]: is the row ``column`` on the path to row n, or n itself?"""
-    word = column // 64
-    bits = tl.load(ancestors_ptr + n[:, None] * WORDS + word[None, :], mask=live[:, None], other=0)
+    low = tl.load(ancestors_ptr + n * WORDS, mask=live, other=0)
+    bits = low[:, None]
+    if WORDS > 1:
+        high = tl.load(ancestors_ptr + n * WORDS + 1, mask=live, other=0)
+        bits = tl.where(column[None, :] < 64, low[:, None], high[:, None])
     return ((bits >> (column % 64).to(tl.int64)[None, :]) & 1) != 0
+
+
+@triton.jit
+def _unit_lower_inverse(lower, RB: tl.constexpr):
+    """(I + lower)^-1 of a strictly lower triangular [RB, RB] tile, row by row."""
+    row = tl.arange(0, RB)
+    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
+    for r in range(1, RB):
+        own = row == r
+        weights = tl.sum(tl.where(own[:, None], lower, 0.0), 0)
+        taken = tl.sum(weights[:, None] * inverse, 0)
+        inverse = tl.where(own[:, None], inverse - taken[None, :], inverse)
+    return inverse
 
 
 @triton.jit
 def gdn_tables_kernel(
     q_ptr, k_ptr, a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, ancestors_ptr,
-    key_ptr, decay_ptr, table_a_ptr, table_b_ptr, scalars_ptr,
+    key_ptr, decay_ptr, table_x_ptr, table_n_ptr, table_b_ptr, scalars_ptr,
     rows, q_stride, k_stride, a_stride, b_stride,
     scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, RB: tl.constexpr, TP: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """A, B, and per row exp(G), beta, 1/|k|, scale/|q|; a block of RB rows i against all TP columns j.
+    """X, N, B, and per row exp(G), beta, 1/|k|, scale/|q|; a block of RB rows i against all TP columns j.
 
     Tables are [TP, TP] per request and head, indexed by row - 1; row 0's column is in ``scalars``:
     float32 [6, TP + 1] per request and head, its planes exp(G), beta, 1/|k|, scale/|q|, A_i0, B_i0.
@@ -125,12 +143,19 @@ def gdn_tables_kernel(
     beta = _sigmoid(tl.load(b_ptr + n_i * b_stride, mask=live_i, other=0.0))
 
     head = request * HV + hv
-    table_a_ptr += head * (TP * TP)
+    table_x_ptr += head * (TP * TP)
+    table_n_ptr += head * (TP * TP)
     table_b_ptr += head * (TP * TP)
     cell = i[:, None] * TP + j[None, :]
     proper = sees_i & (i[:, None] > j[None, :])
-    table_a = kk * unit_i[:, None] * unit_j[None, :] * spread * beta[:, None]
-    tl.store(table_a_ptr + cell, tl.where(proper, table_a, 0.0))
+    table_a = tl.where(proper, kk * unit_i[:, None] * unit_j[None, :] * spread * beta[:, None], 0.0)
+    own_block = tl.arange(0, TP // RB) == tl.program_id(0)
+    diagonal = tl.sum(tl.where(own_block[None, :, None], tl.reshape(table_a, [RB, TP // RB, RB]), 0.0), 1)
+    inverse = _unit_lower_inverse(diagonal, RB)
+    table_x = tl.where(own_block[None, :, None], inverse[:, None, :], 0.0)
+    tl.store(table_x_ptr + cell, tl.reshape(table_x, [RB, TP]))
+    others = tl.where((j // RB == tl.program_id(0))[None, :], 0.0, table_a)
+    tl.store(table_n_ptr + cell, tl.dot(inverse, others, input_precision="ieee"))
     tl.store(table_b_ptr + cell, qk * unit_q[:, None] * unit_j[None, :] * spread)
     plane: tl.constexpr = TP + 1
     at = scalars_ptr + head * (6 * plane) + i + 1
@@ -174,7 +199,8 @@ def gdn_tables_kernel(
 
 @triton.jit
 def gdn_tree_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, state_indices_ptr, table_a_ptr, table_b_ptr, scalars_ptr, delta_ptr, out_ptr,
+    q_ptr, k_ptr, v_ptr, state_ptr, state_indices_ptr, table_x_ptr, table_n_ptr, table_b_ptr, scalars_ptr,
+    delta_ptr, out_ptr,
     rows, q_stride, k_stride, v_stride, state_slot,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
     TP: tl.constexpr,
@@ -233,14 +259,13 @@ def gdn_tree_kernel(
     out = (decay * tl.load(scalar + 3 * plane))[:, None] * q_s
     out += tl.load(scalar + 5 * plane)[:, None] * delta_0[None, :]
 
-    # Row r is final once the rows above it are; a row's A is zero from its own column on.
-    table_a_ptr += head * (TP * TP) + i
-    table_b_ptr += head * (TP * TP) + i
-    for r in range(rows - 1):
-        own = i == r
-        from_a = tl.load(table_a_ptr + r * TP)
-        from_b = tl.load(table_b_ptr + r * TP)
-        delta = tl.where(own[:, None], delta - tl.sum(from_a[:, None] * delta, 0)[None, :], delta)
-        out = tl.where(own[:, None], out + tl.sum(from_b[:, None] * delta, 0)[None, :], out)
+    cell = head * (TP * TP) + i[:, None] * TP + i[None, :]
+    direct = tl.dot(tl.load(table_x_ptr + cell), delta, input_precision="ieee")
+    delta = direct
+    if TP > 16:
+        between = tl.load(table_n_ptr + cell)
+        for _ in range(TP // 16 - 1):
+            delta = direct - tl.dot(between, delta, input_precision="ieee")
+    out += tl.dot(tl.load(table_b_ptr + cell), delta, input_precision="ieee")
     tl.store(delta_ptr + n[:, None] * (HV * V) + v_col[None, :], delta, mask=inside)
     tl.store(out_ptr + n[:, None] * (HV * V) + v_col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)
