@@ -41,6 +41,7 @@ class Helper(Protocol):
         payload: bytes | BinaryIO | None = None,
         *,
         deadline_s: float = QUICK_S,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]: ...
 
 

@@ -16,7 +16,6 @@ from ddtree_ops.plan import StepName
 if TYPE_CHECKING:
     from ddtree_ops.steps import Work
 
-HOLD_MARGIN_S = 60.0
 COMPARED = ("lossless", "throughput")
 
 
@@ -40,7 +39,6 @@ class Gatekeeper:
             clock=work.clock,
             check=work.alive,
             say=lambda line: work.tell(Kind.PROGRESS, StepName.GATES, line),
-            hold=lambda seconds: work.hold(seconds + HOLD_MARGIN_S),
             skips=self.skips,
             headers=work.secrets.headers,
         )

@@ -23,7 +23,12 @@ class Call(Protocol):
     """One operation of the helper on the host."""
 
     def __call__(
-        self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0
+        self,
+        op: str,
+        args: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float = 30.0,
+        on_event: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]: ...
 
 
@@ -32,8 +37,8 @@ class Subject:
     """The instance that is being proven, and everything needed to look at it.
 
     ``gates`` is None where the inventory declares none: then nothing is measured. ``skips`` are waived by a person,
-    with a reason. ``check`` raises if the person interrupts; ``say`` is a line of progress; ``hold`` is told how many
-    seconds the next part may take, so that a host which waits to be confirmed waits that much longer.
+    with a reason. ``check`` is called at least once a second: it raises if the person interrupts, and lets a host that
+    waits to be confirmed know that we are alive. ``say`` is a line of progress.
     """
 
     target: str
@@ -46,7 +51,6 @@ class Subject:
     clock: Clock
     check: Callable[[], None]
     say: Callable[[str], None]
-    hold: Callable[[float], None] = lambda _seconds: None
     skips: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -146,19 +150,28 @@ class _Bench:
         return self.measured
 
     def load(self, concurrency: int, *, gaps: bool = False) -> Run:
-        self.subject.check()
-        self.subject.say(f"measuring with {concurrency} streams")
-        return self.put_load(measure.load_request(self.gates, concurrency, gaps=gaps))
+        streams = throughput.streams(concurrency)
+        self.subject.say(f"measuring with {streams}")
+
+        def said(event: dict[str, Any]) -> None:
+            self.subject.say(f"measuring with {streams}: {event.get('done')} of {event.get('of')} answers")
+
+        return self.put_load(measure.load_request(self.gates, concurrency, gaps=gaps), said)
 
     def one_request(self) -> Run:
         """A single answer, to see that there is one and what its accept length is."""
         request = measure.load_request(self.gates, 1)
-        return self.put_load(request | {"bodies": request["bodies"][:1], "rounds": 1, "warmup": 0})
+        return self.put_load(request | {"bodies": request["bodies"][:1], "rounds": 1, "warmup": 0}, lambda _event: None)
 
-    def put_load(self, request: dict[str, Any]) -> Run:
+    def put_load(self, request: dict[str, Any], said: Callable[[dict[str, Any]], None]) -> Run:
+        """Once a second the helper tells how far it is, and an interruption is looked for: a load may take minutes."""
+
+        def on_event(event: dict[str, Any]) -> None:
+            self.subject.check()
+            said(event)
+
         seconds = measure.longest_s(request)
-        self.subject.hold(seconds)
-        answer = self.subject.call("load", self.where() | request, deadline_s=seconds)
+        answer = self.subject.call("load", self.where() | request, deadline_s=seconds, on_event=on_event)
         return measure.parse_run(answer, self.gates.tokens)
 
     def where(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def judge(gates: GateSettings, linear: Measurement, candidate: Measurement) -> G
         base, new = linear.at(concurrency), candidate.at(concurrency)
         if base is None or new is None:
             which = "the baseline" if base is None else "the release"
-            return could_not_run("throughput", f"{which} was not measured at {_streams(concurrency)}")
+            return could_not_run("throughput", f"{which} was not measured at {streams(concurrency)}")
         if new.errors:
             return GateResult("throughput", Verdict.FAILED, new.errors[0], new.errors)
         rows.append(compare(base, new))
@@ -51,14 +51,15 @@ def compare(base: Run, new: Run) -> dict[str, Any]:
 
 def _finding(row: dict[str, Any], wanted: float) -> str:
     bounds = f"{row['lower']:.2f} to {row['upper']:.2f}"
-    streams = _streams(row["concurrency"])
     slower = "slower than linear" if row["upper"] < 1 else f"not surely {wanted:.2f} times linear"
-    return f"{slower} at {streams}: {row['speedup']:.2f} times ({bounds}), {row['tokens_per_s']:.0f} tok/s"
+    figures = f"{row['speedup']:.2f} times ({bounds}), {row['tokens_per_s']:.0f} tok/s"
+    return f"{slower} at {streams(row['concurrency'])}: {figures}"
 
 
 def _line(row: dict[str, Any]) -> str:
-    return f"{row['speedup']:.2f} times linear at {_streams(row['concurrency'])} ({row['tokens_per_s']:.0f} tok/s)"
+    return f"{row['speedup']:.2f} times linear at {streams(row['concurrency'])} ({row['tokens_per_s']:.0f} tok/s)"
 
 
-def _streams(concurrency: int) -> str:
+def streams(concurrency: int) -> str:
+    """For a person."""
     return "1 stream" if concurrency == 1 else f"{concurrency} streams"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,34 @@ def test_a_tree_that_fails_as_a_tree_leaves_linear_of_its_engine(host: Machine, 
     assert '"mode": "linear"' in json.dumps(status)
     history = run("history", f"{host.name}:second", "--json").stdout
     assert "slower than linear at 1 stream" in history
+
+
+def test_an_interruption_in_the_middle_of_a_measurement_is_taken_back(host: Machine, inventory: Any) -> None:
+    run = inventory(GATES)
+    run("deploy", host.name, timeout=240)
+    linear = host.ssh("readlink /opt/ddtree/instances/main/current").stdout
+    host.set_faults(["TOK_S=tree=2"])  # a measurement of minutes
+    with run.start("deploy", host.name, "--mode", "tree", "--budget", "32") as began:
+        assert began.stdout is not None
+        for line in began.stdout:
+            if "measuring with 1 stream:" in line:
+                break
+        began.send_signal(signal.SIGINT)
+        at = time.monotonic()
+        rest = began.stdout.read()
+        assert began.wait(timeout=60) == ExitCode.INTERRUPTED, rest
+    assert time.monotonic() - at < 30
+    assert host.ssh("readlink /opt/ddtree/instances/main/current").stdout == linear
+    run("status", host.name)
+    run("deploy", host.name)  # nobody holds the lock
+
+
+def test_a_measurement_outlasts_the_dead_man_switch_while_the_client_lives(host: Machine, inventory: Any) -> None:
+    run = inventory(GATES.replace("tokens = 16", "tokens = 48"))
+    host.set_faults(["TOK_S=linear=25"])  # 60 s of measuring
+    run("deploy", host.name, "--dead-man", "20", timeout=240)
+    assert "taken-back" not in run("history", host.name, "--json").stdout
+    run("status", host.name)
 
 
 def test_a_gate_is_skipped_with_a_reason_that_stays(host: Machine, inventory: Any) -> None:

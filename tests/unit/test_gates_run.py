@@ -33,7 +33,6 @@ class Server:
     clock: FakeClock
     baselines: dict[str, Any] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
     speed: Mapping[Mode, float] = field(default_factory=lambda: SPEED)
     shift: int = 0
     restarts: int = 0
@@ -63,7 +62,9 @@ class Server:
         assert deadline_s > 0
         return Completion(tokens, RELEASE, seconds=0.1)
 
-    def call(self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0) -> dict[str, Any]:
+    def call(
+        self, op: str, args: Mapping[str, Any] | None = None, *, deadline_s: float = 30.0, on_event: Any = None
+    ) -> dict[str, Any]:
         args = dict(args or {})
         if op == "baseline":
             return {"value": self.baselines.get(args["key"])}
@@ -71,7 +72,8 @@ class Server:
             self.baselines[args["key"]] = args["value"]
             return {}
         assert op == "load"
-        assert self.held[-1] == deadline_s
+        assert deadline_s > 60
+        on_event({"event": "progress", "done": 3, "of": 16})
         gaps = "return_logprob" in args["bodies"][0]
         count = len(args["bodies"])
         self.asked.append(f"load {count} x {args['concurrency']}{' with gaps' if gaps else ''}")
@@ -93,7 +95,7 @@ def server(mode: Mode, baselines: dict[str, Any] | None = None, **changes: Any) 
 def subject(made: Server, gates: GateSettings | None = GATES, **changes: Any) -> Subject:
     return Subject(
         target="h:a", settings=made.settings, release=RELEASE, engine="e", gates=gates, probe=made, call=made.call,
-        clock=made.clock, check=lambda: None, say=lambda _line: None, hold=made.held.append, **changes,
+        clock=made.clock, check=lambda: None, say=lambda _line: None, **changes,
     )  # fmt: skip
 
 
@@ -185,6 +187,25 @@ def test_soak_lasts_as_long_as_it_should_and_ends_at_the_first_trouble() -> None
     dying = server(Mode.TREE, linear_baseline(), fails_after=4.0)
     assert "after 5 s" in failure(dying, soaking).found
     assert dying.clock.slept == [5.0]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_measurement_tells_how_far_it_is_and_can_be_interrupted() -> None:
+    lines: list[str] = []
+    made = server(Mode.TREE, linear_baseline())
+    prove(Subject(**{**vars(subject(made)), "say": lines.append}))
+    assert "measuring with 1 stream: 3 of 16 answers" in lines
+
+    def check() -> None:
+        if made.asked.count("complete") > 1:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        prove(Subject(**{**vars(subject(made)), "check": check}))
+    assert made.asked.count("load 8 x 1") == 1
 
 
 def test_skipped_gates_are_not_run() -> None:
