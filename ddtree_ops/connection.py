@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 
 from ddtree_ops.clock import Clock, Deadline
 from ddtree_ops.errors import AuthError, HostKeyError, LockedError, UnreachableError
-from ddtree_ops.facts.host import HostFacts, parse_facts
+from ddtree_ops.facts.host import HostFacts, command_of, parse_facts
 from ddtree_ops.facts.journal import Phase
 from ddtree_ops.facts.server import parse_metrics, parse_server_info, weight_version
 from ddtree_ops.facts.unit import parse_show
@@ -218,6 +218,7 @@ class InstanceProbe:
             release=weight_version(answers.get("/model_info", {}).get("body", "")),
             resolved=parse_server_info(info) if info else None,
             served=parse_metrics(answers["/metrics"].get("body", "")) if "/metrics" in answers else None,
+            processes=tuple((about["pid"], command_of(about)) for about in value["processes"]),
             lines=tuple(line["message"] for line in self._lines if line["invocation"] in (None, unit.invocation)),
         )
 

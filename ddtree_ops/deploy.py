@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ddtree_ops.clock import Clock
+from ddtree_ops.clock import Clock, Deadline
 from ddtree_ops.connection import Connection
 from ddtree_ops.errors import DdtreeError, NotRolledBackError
 from ddtree_ops.events import Event, Kind, Report
 from ddtree_ops.facts.host import HostFacts
 from ddtree_ops.health import UnhealthyError
-from ddtree_ops.interrupt import Interrupted, Token
+from ddtree_ops.interrupt import Checks, Interrupted, Limited, Token
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.outcome import Outcome, Status, status_of
 from ddtree_ops.plan import Effect, Options, Plan, StepName, make_plan, require_unmoved
@@ -26,7 +26,7 @@ from ddtree_ops.preflight import findings, refuse, space
 from ddtree_ops.release import Release, RenderUnit, make_release
 from ddtree_ops.run import carry_out
 from ddtree_ops.secret import Secrets
-from ddtree_ops.steps import DEAD_MAN_S, Work
+from ddtree_ops.steps import DEAD_MAN_S, Draining, Work
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,18 @@ class Engine:
 
 @dataclass
 class Attempt:
-    """What is known of an attempt when it fails."""
+    """What is known of an attempt when it ends, however it ends."""
 
     plan: Plan | None = None
+    notes: Sequence[str] = ()
 
 
 Act = Callable[[Connection, Settings], Outcome]
 Pick = Callable[[Connection, HostFacts], Release]
+
+
+class LateError(DdtreeError):
+    """One host took longer than it may."""
 
 
 def no_secrets(_host: HostSpec, _settings: Settings) -> Secrets:
@@ -71,11 +76,12 @@ class Deploy:
     options: Options = field(default_factory=Options)
     gates: Callable[[Work], Mapping[str, Any]] | None = None
     secrets: Callable[[HostSpec, Settings], Secrets] = no_secrets
-    drain: Callable[[Work], str] | None = None
+    draining: Callable[[Work], Draining] | None = None
     kept: Mapping[str, Plan] = field(default_factory=dict)
     lock_wait_s: float = 0.0
     health_timeout_s: float | None = None
     dead_man_s: float = DEAD_MAN_S
+    host_deadline_s: float | None = None
     parallel: int = 8
     who: Mapping[str, Any] = field(default_factory=dict)
     audit: Callable[[Outcome], None] = lambda _outcome: None
@@ -116,7 +122,7 @@ class Deploy:
             if plan.has(StepName.LOCK) or (facts.lock is not None and facts.lock.live):
                 self.change(connection, settings, attempt, plan)
             else:
-                self.act(self.work(connection, release, plan, facts))
+                self.act(self.work(connection, release, plan, facts), attempt)
 
         return self.attempt(connection.host, settings, act)
 
@@ -128,11 +134,11 @@ class Deploy:
             with connection.locked(f"rollback {settings.instance}", self.lock_wait_s, say, self.token.check):
                 facts = connection.facts([settings])
                 release = pick(connection, facts)
-                attempt.plan = make_plan(release, facts, options=self.options)
+                attempt.plan = make_plan(release, facts, options=self.options_for(connection.host, release.settings))
                 self.say_plan(connection.host, settings, attempt.plan)
                 work = self.work(connection, release, attempt.plan, facts)
                 work.marks = reason
-                self.act(work)
+                self.act(work, attempt)
 
         return self.attempt(connection.host, settings, act)
 
@@ -155,7 +161,8 @@ class Deploy:
                 found, why="this is a bug of ddtree-ops", next="run it again with --debug and report it"
             )
             status = Status.FAILED
-        return self.outcome(host, settings, status, attempt.plan, self.clock.monotonic() - began, error)
+        outcome = self.outcome(host, settings, status, attempt.plan, self.clock.monotonic() - began, error)
+        return replace(outcome, notes=(*outcome.notes, *attempt.notes))
 
     def look(self, connection: Connection, settings: Settings) -> tuple[HostFacts, Release, Plan]:
         """Facts, the release they make, the plan; refuses a host that moved or is not fit."""
@@ -165,11 +172,17 @@ class Deploy:
         release = self.release(host, settings, facts)
         refuse(host, settings, findings(host, settings, facts, self.engine.sglang))
         size = 0 if self.engine.digest in facts.engines else self.engine.check(connection, settings)
-        plan = make_plan(release, facts, engine_size=size, options=self.options)
+        plan = make_plan(release, facts, engine_size=size, options=self.options_for(host, settings))
         if (kept := self.kept.get(plan.target)) is not None:
             require_unmoved(kept, plan)
         refuse(host, settings, space(host, facts, plan))
         return facts, release, plan
+
+    def options_for(self, host: HostSpec, settings: Settings) -> Options:
+        """What this instance needs of what the run could do."""
+        drain = self.draining is not None and settings.drain_timeout_s > 0
+        route = self.draining is not None and settings.instance in host.routers
+        return self.options.model_copy(update={"drain": drain, "route": route})
 
     def say_plan(self, host: HostSpec, settings: Settings, plan: Plan) -> None:
         self.tell(host, settings, Kind.OK, f"{plan.effect}: {'; '.join(plan.why) or 'it already runs'}")
@@ -190,13 +203,21 @@ class Deploy:
             if attempt.plan.fingerprint != first.fingerprint:
                 say("the host changed before the lock was ours; planned again")
                 self.say_plan(connection.host, settings, attempt.plan)
-            self.act(self.work(connection, release, attempt.plan, facts))
+            self.act(self.work(connection, release, attempt.plan, facts), attempt)
+
+    def limited(self, host: HostSpec) -> Checks:
+        """The token, and the time that one host may take; what is late is taken back like what failed."""
+        if self.host_deadline_s is None:
+            return self.token
+        late = LateError(f"not done after the {self.host_deadline_s:.0f} s that a host may take", host=host.name)
+        return Limited(self.token, Deadline.after(self.host_deadline_s, self.clock), late)
 
     def lock_line(self, host: HostSpec, settings: Settings) -> Callable[[str], None]:
         return lambda line: self.report(Event(Kind.PROGRESS, host.name, settings.instance, StepName.LOCK, line))
 
-    def act(self, work: Work) -> None:
+    def act(self, work: Work, attempt: Attempt) -> None:
         """Carry the plan out. A server that already runs is only looked at, and then a failure changed nothing."""
+        attempt.notes = work.notes
         try:
             carry_out(work, self.evidence_dir)
         except UnhealthyError as sick:
@@ -213,11 +234,11 @@ class Deploy:
             stage_engine=lambda: self.engine.stage(connection, release.settings),
             renew=connection.renew,
             clock=self.clock,
-            token=self.token,
+            token=self.limited(connection.host),
             report=self.report,
             gates=self.gates,
             secrets=self.secrets(connection.host, release.settings),
-            drain=self.drain,
+            draining=self.draining,
             health_timeout_s=self.health_timeout_s,
             dead_man_s=self.dead_man_s,
             who=self.who,

@@ -46,6 +46,7 @@ class Observation:
     resolved: Resolved | None = None
     served: Served | None = None
     lines: tuple[str, ...] = ()
+    processes: tuple[tuple[int, str], ...] = ()
 
     @property
     def progress(self) -> Progress:
@@ -95,7 +96,9 @@ class UnhealthyError(DdtreeError):
 def judge(seen: Observation, release: str, port: int, before: Before | None = None) -> Verdict:
     """Decide from one look. ``before`` is None when the server was not restarted by us (status, a no-op deploy)."""
     unit, condition = seen.unit, seen.unit.condition
-    if before and unit.invocation == before.invocation and condition is not Condition.FAILED:
+    # a unit that is down and that nobody refers to is forgotten by systemd, its invocation with it
+    old = before is not None and unit.invocation in ("", before.invocation)
+    if old and condition is not Condition.FAILED:
         return Verdict(State.BEFORE, _still_old(condition))
     if condition is Condition.FAILED:
         return Verdict(State.FAILED, _ended("the unit failed", seen))
@@ -148,7 +151,7 @@ def judge_completion(completion: Completion, release: str, asked: int) -> str:
 class Probe(Protocol):
     """How one instance is looked at and asked; one round trip each."""
 
-    def observe(self) -> Observation: ...
+    def observe(self, watch_s: float = ..., extra: tuple[str, ...] = ...) -> Observation: ...
     def complete(self, tokens: int, deadline_s: float) -> Completion: ...
 
 

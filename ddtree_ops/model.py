@@ -114,11 +114,28 @@ class SecretSource(Frozen):
     command: tuple[str, ...] | None = None
 
 
+class RouterSettings(Frozen):
+    """The router that sends requests to an instance, and is told before the instance stops.
+
+    url: the router's own address.  worker_url: the instance as the router knows it.  metrics_url: the router's metrics,
+    where its circuit breakers show.  others: how many other healthy workers must remain.  settle_s: how long the router
+    may take to take a worker out or in.
+    """
+
+    url: str
+    worker_url: str | None = None
+    metrics_url: str | None = None
+    api_key: SecretSource | None = None
+    others: Annotated[int, Field(ge=0)] = 1
+    settle_s: Annotated[float, Field(gt=0)] = 15.0
+
+
 class HostSpec(Frozen):
     """One machine of the inventory. ``scope`` user means the caller's own systemd, without sudo.
 
-    ``gpus`` is how many the machine has; 0 means not stated, and then no index is out of range. ``gates`` and
-    ``secrets`` hold, by instance, what its releases must show and where its secrets are found: no part of a release.
+    ``gpus`` is how many the machine has; 0 means not stated, and then no index is out of range. ``gates``,
+    ``secrets`` and ``routers`` hold, by instance, what its releases must show, where its secrets are found and who
+    sends it requests: no part of a release.
     """
 
     name: str
@@ -136,6 +153,7 @@ class HostSpec(Frozen):
     instances: dict[str, Settings] = Field(default_factory=dict)
     gates: dict[str, GateSettings] = Field(default_factory=dict)
     secrets: dict[str, dict[str, SecretSource]] = Field(default_factory=dict)
+    routers: dict[str, RouterSettings] = Field(default_factory=dict)
 
     def unit_dir(self, home: str = "~") -> str:
         """Where this host's units lie; ``home`` is the remote home, for scope user."""

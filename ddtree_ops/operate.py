@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddtree_ops import wiring
 from ddtree_ops.connection import PATIENCE_S, Connection
-from ddtree_ops.deploy import Deploy, Engine
+from ddtree_ops.deploy import Act, Deploy, Engine
 from ddtree_ops.doctor.visit import refuse_red, visit
 from ddtree_ops.errors import DdtreeError, RefusedError, UsageError
 from ddtree_ops.events import Event, Kind, Report, silent
@@ -60,6 +61,7 @@ class How:
     parallel: int = 8
     patience_s: float = PATIENCE_S
     dead_man_s: float = DEAD_MAN_S
+    host_deadline_s: float | None = None
     skips: Mapping[str, str] = field(default_factory=dict)
     baseline: bool = False
 
@@ -117,7 +119,22 @@ def select_kept(fleet_of: FleetOf, names: Sequence[str], overrides: Overrides, f
 
 def deploy(wanted: Wanted, how: How, report: Report) -> list[Outcome]:
     """Deploy; Ctrl-C and SIGTERM end it tidily."""
+    with tidily(report) as token:
+        run, act = deployer(wanted, how, token, report)
+        return run.run(wanted.by_host(), act)
+
+
+@contextmanager
+def tidily(report: Report) -> Iterator[Token]:
+    """A token that Ctrl-C and SIGTERM set while this lasts."""
     token = Token()
+    with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
+        yield token
+
+
+def deployer(wanted: Wanted, how: How, token: Token, report: Report) -> tuple[Deploy, Act]:
+    """What deploys, and what it does with each instance: a baseline first where one is lacking, linear for a tree
+    that failed as a tree."""
     run = _run(wanted, how, token, report)
 
     def act(connection: Connection, settings: Settings) -> Outcome:
@@ -126,21 +143,22 @@ def deploy(wanted: Wanted, how: How, report: Report) -> list[Outcome]:
             return first
         return _demoted(run, connection, settings, run.one(connection, settings))
 
-    with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
-        return run.run(wanted.by_host(), act)
+    return run, act
 
 
 def _demoted(run: Deploy, connection: Connection, settings: Settings, outcome: Outcome) -> Outcome:
-    """Where a tree failed in what only trees can fail, and nothing was there to go back to, linear stays instead."""
-    gate = outcome.error.data.get("gate") if outcome.error is not None else None
-    lost = outcome.status is Status.ROLLED_BACK and outcome.before is None
-    if gate not in COMPARED or not lost or not settings.mode.builds_trees:
+    """A tree that failed in what only trees can fail costs the mode, not the engine: linear of it stays instead."""
+    data = outcome.error.data if outcome.error is not None else {}
+    rolled_back = outcome.status is Status.ROLLED_BACK and data.get("gate") in COMPARED
+    if not rolled_back or not settings.mode.builds_trees or data.get("back_engine") == run.engine.digest:
         return outcome
-    line = f"{settings.mode} failed {gate}; linear of the same engine takes its place"
+    line = f"{settings.mode} failed {data['gate']}; linear of the same engine takes its place"
     run.tell(connection.host, settings, Kind.NOTE, line)
     linear = replace(run, kept={}).one(connection, as_linear(settings))
-    note = f"demoted to linear: release {short(linear.release)}" if linear.status.good else "linear failed too"
-    return replace(outcome, notes=(*outcome.notes, note))
+    if not linear.status.good:
+        return replace(outcome, notes=(*outcome.notes, "linear failed too"))
+    note = f"demoted to linear: release {short(linear.release)}"
+    return replace(outcome, status=Status.DEMOTED, release=linear.release, notes=(*outcome.notes, note))
 
 
 def _baseline_first(run: Deploy, how: How, connection: Connection, settings: Settings) -> Outcome | None:
@@ -163,8 +181,13 @@ def rollback(
     wanted: Wanted, how: How, report: Report, *, to: str | None, mode: Mode | None, reason: str
 ) -> list[Outcome]:
     """Back to the last proven release, to the one named, or to another mode with the engine that is there."""
-    token = Token()
-    run = _run(wanted, how, token, report, engine=on_host())
+    with tidily(report) as token:
+        run = _run(wanted, how, token, report, engine=on_host())
+        return run.run(wanted.by_host(), returning(run, to, mode, reason))
+
+
+def returning(run: Deploy, to: str | None, mode: Mode | None, reason: str) -> Act:
+    """What ``rollback`` does with each instance."""
 
     def act(connection: Connection, settings: Settings) -> Outcome:
         name = settings.instance
@@ -179,8 +202,7 @@ def rollback(
 
         return run.back(connection, settings, pick, reason)
 
-    with handling(token, lambda line: report(Event(Kind.NOTE, "ddtree-ops", "", "interrupt", line))):
-        return run.run(wanted.by_host(), act)
+    return act
 
 
 def on_host() -> Engine:
@@ -228,10 +250,12 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         options=Options(restart=how.restart, arm=how.dead_man_s > 0, gates=NAMES if gated else ()),
         gates=Gatekeeper(how.skips) if gated else None,
         secrets=wiring.KEYRING,
+        draining=wiring.draining,
         kept=wanted.kept,
         lock_wait_s=how.lock_wait_s,
         health_timeout_s=how.health_timeout_s,
         dead_man_s=how.dead_man_s,
+        host_deadline_s=how.host_deadline_s,
         parallel=how.parallel,
         who=wiring.who(),
         examine=doctored if gated else None,

@@ -45,6 +45,7 @@ class StepName(StrEnum):
     RESTART = "restart"
     HEALTH = "health"
     GATES = "gates"
+    ROUTE = "route"
     CONFIRM = "confirm"
     RECORD = "record"
 
@@ -118,6 +119,7 @@ class Options(Frozen):
     restart: bool = False
     arm: bool = False
     drain: bool = False
+    route: bool = False
     gates: tuple[str, ...] = ()
     prove: bool = False  # take a release that is proven already through the gates again
 
@@ -211,6 +213,7 @@ def _steps(
         StepName.DRAIN: not options.drain or there.unit.condition is not Condition.ACTIVE,
         StepName.RELOAD: effect is not Effect.RELOAD_RESTART,
         StepName.GATES: not options.gates,
+        StepName.ROUTE: not options.route,
     }
     return tuple(
         PlannedStep(name=name, line=_line(name, wanted, there, options)) for name in names if not left_out.get(name)
@@ -235,6 +238,7 @@ def _line(name: StepName, wanted: Release, there: InstanceFacts, options: Option
         StepName.RESTART: f"restart {unit_name(wanted.instance)}",
         StepName.HEALTH: f"wait for health (at most {wanted.settings.start_timeout_s} s)",
         StepName.GATES: f"gates: {', '.join(options.gates)}",
+        StepName.ROUTE: "let the router send it requests",
         StepName.CONFIRM: "tell the host that the release stays",
         StepName.RECORD: f"record {wanted.short} as proven",
     }[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.connection import QUICK_S
-from ddtree_ops.errors import DdtreeError, NotRolledBackError, RolledBackError, UnreachableError
+from ddtree_ops.errors import DdtreeError, NotRolledBackError, RefusedError, RolledBackError, UnreachableError
 from ddtree_ops.events import Kind
 from ddtree_ops.interrupt import Interrupted
 from ddtree_ops.plan import StepName
@@ -45,8 +45,11 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
     found = failure.found if isinstance(failure, DdtreeError) else "interrupted"
     work.tell(Kind.FAIL, where, found)
     undos = [step for step in reversed(begun) if step.undo is not None]
-    if not any(step.name is StepName.SWITCH for step in undos):
+    if not any(step.name in (StepName.SWITCH, StepName.DRAIN) for step in undos):
         _undo(work, undos)
+        return _untouched(work, failure)
+    if undos[0].name is StepName.DRAIN and isinstance(failure, RefusedError):
+        _undo(work, undos)  # the router would not let it go: nothing was stopped
         return _untouched(work, failure)
     kept = "" if isinstance(failure, Interrupted | UnreachableError) else gather(work, evidence_dir)
     work.why_back = f"{where}: {found}"
@@ -63,7 +66,14 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
         host=work.target,
         why=f"release {work.release.short} failed at {where}; {back}",
         next=f"ddtree-ops logs {work.target}" if not kept else f"read {kept}",
-        data={**_gate(failure), "step": str(where), "back": back, "evidence": kept, "failed": work.release.id},
+        data={
+            **_gate(failure),
+            **_engine_back(work),
+            "step": str(where),
+            "back": back,
+            "evidence": kept,
+            "failed": work.release.id,
+        },
     )
 
 
@@ -83,6 +93,12 @@ def _gate(failure: DdtreeError | Interrupted) -> dict[str, Any]:
     """Which gate did not hold, and what every gate said."""
     data = failure.data if isinstance(failure, DdtreeError) else {}
     return {key: data[key] for key in ("gate", "gates", "problems") if key in data}
+
+
+def _engine_back(work: Work) -> dict[str, Any]:
+    """The engine of the release that is back: the one that failed, or another."""
+    there = work.there.releases.get(work.plan.back or "")
+    return {"back_engine": there.engine if there else None}
 
 
 def _undo(work: Work, undos: list[Step]) -> list[str]:

@@ -85,6 +85,10 @@ class Keyring:
                 self._found[key] = gather(host, settings, self._environ, self._run)
             return self._found[key]
 
+    def value(self, target: str, name: str, source: SecretSource) -> str:
+        """One value that is no secret of the server itself, such as a router's key."""
+        return _value(target, name, source, self._environ, self._run or _run)
+
     def headers(self, host: HostSpec, settings: Settings) -> Mapping[str, str]:
         """What a look at the server needs; without its key, it is looked at as far as that goes."""
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, BinaryIO, Protocol
 
 from ddtree_ops.clock import Clock
@@ -55,6 +56,15 @@ class Step:
     undo: Callable[[], str] | None = None
 
 
+class Draining(Protocol):
+    """How a server that people use is stopped, and gets requests again: ``drain.Drain`` in earnest."""
+
+    def do(self) -> str: ...
+    def undo(self) -> str: ...
+    def put_in(self) -> str: ...
+    def take_out(self) -> str: ...
+
+
 @dataclass
 class Work:
     """One instance being deployed: everything its steps need, and what they have done so far.
@@ -75,7 +85,7 @@ class Work:
     report: Report
     gates: Callable[[Work], Mapping[str, Any]] | None = None
     secrets: Secrets = field(default_factory=Secrets)
-    drain: Callable[[Work], str] | None = None
+    draining: Callable[[Work], Draining] | None = None
     health_timeout_s: float | None = None
     who: Mapping[str, Any] = field(default_factory=dict)
     why_back: str = ""
@@ -85,6 +95,8 @@ class Work:
     armed: bool = False
     alive_at: float = 0.0
     evidence: dict[str, Any] = field(default_factory=dict)
+    cut_off: int | None = None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def instance(self) -> str:
@@ -102,6 +114,15 @@ class Work:
     @property
     def start_timeout_s(self) -> float:
         return self.health_timeout_s or float(self.release.settings.start_timeout_s)
+
+    @cached_property
+    def drain(self) -> Draining:
+        assert self.draining is not None, "the plan has a step that nobody can take"
+        return self.draining(self)
+
+    def note(self, line: str) -> None:
+        """Something that a person should find in the result."""
+        self.notes.append(line)
 
     def alive(self) -> None:
         """Called while we wait: ends the wait if we were interrupted, and lets the host know that we are still here."""
@@ -135,7 +156,7 @@ def build(work: Work) -> list[Step]:
         StepName.STAGE_ENGINE: (lambda: work.stage_engine(), None),
         StepName.STAGE_RELEASE: (lambda: stage_release(work), None),
         StepName.ARM: (lambda: arm(work), lambda: disarm(work)),
-        StepName.DRAIN: (lambda: work.drain(work) if work.drain else "", None),
+        StepName.DRAIN: (lambda: work.drain.do(), lambda: work.drain.undo()),
         StepName.SWITCH: (lambda: switch(work), lambda: take_back(work)),
         StepName.WRITE_UNIT: (lambda: write_unit(work), None),
         StepName.RELOAD: (lambda: systemctl(work, "daemon-reload"), None),
@@ -143,6 +164,7 @@ def build(work: Work) -> list[Step]:
         StepName.RESTART: (lambda: restart(work), None),
         StepName.HEALTH: (lambda: wait_health(work), None),
         StepName.GATES: (lambda: prove(work), None),
+        StepName.ROUTE: (lambda: work.drain.put_in(), lambda: work.drain.take_out()),
         StepName.CONFIRM: (lambda: disarm(work), None),
         StepName.RECORD: (lambda: record(work), None),
     }
@@ -250,7 +272,7 @@ def disarm(work: Work) -> str:
 
 def record(work: Work) -> str:
     """Mark the release as proven, with what proved it."""
-    gates = {"at": work.clock.time(), "gates": work.evidence}
+    gates = {"at": work.clock.time(), "gates": work.evidence, "cut_off": work.cut_off}
     details = {**work.who, "from": work.plan.before}
     work.helper.call(
         "record",

@@ -19,9 +19,13 @@ from ddtree_ops.bundle.stage import check_engine, stage_engine
 from ddtree_ops.clock import SystemClock
 from ddtree_ops.connection import PATIENCE_S, QUICK_S, Connection
 from ddtree_ops.deploy import Engine
+from ddtree_ops.drain import Drain
+from ddtree_ops.http import request
 from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.remote import open_remote
+from ddtree_ops.router import Router
 from ddtree_ops.secret import Keyring
+from ddtree_ops.steps import Work
 
 CLOCK = SystemClock()
 KEYRING = Keyring(os.environ)
@@ -65,6 +69,18 @@ def who() -> dict[str, Any]:
 def audit() -> Audit:
     """The operator's own log."""
     return Audit(platformdirs.user_state_path("ddtree-ops") / "audit.jsonl", CLOCK, who())
+
+
+def draining(work: Work) -> Drain:
+    """How this instance is stopped: through its router, if it has one."""
+    host, settings = work.host, work.release.settings
+    router = host.routers.get(settings.instance)
+    if router is None:
+        return Drain(work)
+    key = KEYRING.value(work.target, "the router's api_key", router.api_key) if router.api_key is not None else None
+    worker = router.worker_url or f"http://{host.address.host}:{settings.port}"
+    made = Router(router, worker, work.target, request, CLOCK, work.alive, key, work.secrets.values.get("api_key"))
+    return Drain(work, made)
 
 
 def evidence_dir() -> Path:

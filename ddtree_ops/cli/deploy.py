@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ddtree_ops import operate
+from ddtree_ops import operate, rolling
 from ddtree_ops.cli.command import Session, TargetsUnlessPlan, command
 from ddtree_ops.connection import PATIENCE_S
 from ddtree_ops.gates.run import checked_skips
@@ -23,6 +23,8 @@ EXAMPLES = [
     "ddtree-ops deploy ct200:tree --budget 64 --save",
     "ddtree-ops deploy ct200:tree --skip-gate throughput --reason 'measured by hand'",
     "ddtree-ops deploy --plan change.json",
+    "ddtree-ops deploy all --batches 1,25%,rest --soak 300 --max-failures 1",
+    "ddtree-ops deploy --resume",
     "ddtree-ops deploy all --json | jq '.outcomes[] | .status'",
 ]
 
@@ -48,6 +50,26 @@ DeadMan = Annotated[
         "--dead-man", metavar="S", min=0, help="The host takes back if it hears nothing for so long; 0: never."
     ),
 ]
+Batches = Annotated[
+    str | None,
+    typer.Option("--batches", metavar="LIST", show_default=False, help="Hosts at a time: 1,25%,rest. Canary first."),
+]
+MaxFailures = Annotated[
+    int, typer.Option("--max-failures", metavar="N", min=0, help="Failures before a batch stops it.")
+]
+MaxUnreachable = Annotated[
+    int, typer.Option("--max-unreachable", metavar="N", min=0, help="Hosts that may be away before it stops.")
+]
+SoakS = Annotated[float, typer.Option("--soak", metavar="S", min=0, help="Seconds to watch a batch before the next.")]
+HostDeadline = Annotated[
+    float | None,
+    typer.Option("--host-deadline", metavar="S", min=1, show_default=False, help="Seconds that one host may take."),
+]
+WholeDeadline = Annotated[
+    float | None,
+    typer.Option("--deadline", metavar="S", min=1, show_default=False, help="Seconds after which no batch is begun."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the last rollout that was stopped.")]
 Parallel = Annotated[int, typer.Option("--parallel", metavar="N", min=1, max=64, help="Hosts at the same time.")]
 
 
@@ -67,24 +89,30 @@ def register(app: typer.Typer) -> None:
         parallel: Parallel = 8,
         skip_gate: SkipGate = None,
         baseline: Baseline = False,
+        batches: Batches = None,
+        max_failures: MaxFailures = 0,
+        max_unreachable: MaxUnreachable = 0,
+        soak: SoakS = 0,
+        host_deadline: HostDeadline = None,
+        deadline: WholeDeadline = None,
+        resume: Resume = False,
     ) -> None:
         """Plan, check, stage, switch, start, prove; take back what fails."""
-        names = targets or ()
-        if plan is None:
-            wanted = operate.select(session.fleet, names, overrides)
-        else:
-            wanted = operate.select_kept(session.fleet, names, overrides, plan)
-        for notice in wanted.notices:
+        asked = rolling.Asked(batches, max_failures, max_unreachable, soak, deadline, resume)
+        job = rolling.choose(session.fleet, targets or (), overrides, plan, asked)
+        for notice in job.wanted.notices:
             session.out.notice(notice)
         skips = checked_skips(skip_gate or (), overrides.unsafe_reason)
-        how = operate.How(restart, health_timeout, wait, parallel, patience, dead_man, skips, baseline)
+        how = operate.How(restart, health_timeout, wait, parallel, patience, dead_man, host_deadline, skips, baseline)
         with showing(session.out) as report:
-            outcomes = operate.deploy(wanted, how, report)
+            rolled = rolling.carry_out(job, how, report)
         if save:
-            for line in operate.save(wanted, overrides, outcomes):
+            for line in operate.save(job.wanted, overrides, rolled.outcomes):
                 session.out.notice(line)
         if session.json:
-            session.out.data(operate.result(outcomes))
+            session.out.data(rolled.as_json())
         else:
-            show_outcomes(session.out, outcomes)
-        raise typer.Exit(worst(outcomes))
+            show_outcomes(session.out, rolled.outcomes)
+            if rolled.stopped:
+                session.out.line(f"stopped: {rolled.stopped}; go on: {rolled.resume}")
+        raise typer.Exit(worst(rolled.outcomes))

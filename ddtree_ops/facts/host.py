@@ -172,7 +172,7 @@ def _gpus(value: Mapping[str, Any]) -> tuple[Gpu, ...] | None:
     apps = value["apps"]["out"] if value["apps"] and value["apps"]["rc"] == 0 else ""
     for row in _csv(apps, 4):
         about = value["owners"].get(row[1]) or {}
-        user = GpuUser(int(row[1]), _int(row[3]), _command(about) or row[2], about.get("unit") or "")
+        user = GpuUser(int(row[1]), _int(row[3]), command_of(about) or row[2], about.get("unit") or "")
         users.setdefault(row[0], []).append(user)
     return tuple(
         Gpu(int(row[0]), row[1], row[2], _int(row[3]), _int(row[4]), tuple(users.get(row[1], ())))
@@ -191,10 +191,10 @@ def _int(text: str) -> int:
 
 def _listening(entry: Mapping[str, Any]) -> Listening:
     holder = entry["processes"][0] if entry["processes"] else {}
-    return Listening(entry["port"], holder.get("pid", 0), _command(holder), holder.get("unit") or "")
+    return Listening(entry["port"], holder.get("pid", 0), command_of(holder), holder.get("unit") or "")
 
 
-def _command(about: Mapping[str, Any]) -> str:
+def command_of(about: Mapping[str, Any]) -> str:
     """A process as a person would name it: its program, or the module that Python runs."""
     argv = about.get("argv") or []
     if "-m" in argv[1:-1]:

@@ -17,15 +17,15 @@ from ddtree_ops.inventory import checks
 from ddtree_ops.inventory.address import parse_address
 from ddtree_ops.inventory.checks import Problem
 from ddtree_ops.inventory.where import KeyPath, dotted, line_of
-from ddtree_ops.model import Fleet, GateSettings, HostSpec, SecretSource, Settings
+from ddtree_ops.model import Fleet, GateSettings, HostSpec, RouterSettings, SecretSource, Settings
 
 TOP_KEYS = ("defaults", "groups", "hosts")
 DEFAULTS_KEYS = ("host", "instance")
 # tables of an instance that are about it but no part of what it runs
-ASIDE_KEYS = ("gates", "secrets")
+ASIDE_KEYS = ("gates", "secrets", "router")
 SETTINGS_KEYS = (*(key for key in Settings.model_fields if key not in ("instance", *ASIDE_KEYS)), *ASIDE_KEYS)
 _OF_ONE_HOST = ("address", "default_instance", "defaults", "instances")
-_MADE = ("name", "instances", *ASIDE_KEYS)
+_MADE = ("name", "instances", "gates", "secrets", "routers")
 HOST_KEYS = (*(key for key in HostSpec.model_fields if key not in _MADE), "defaults", "instances")
 # keys that make sense for every host, and the user of addresses that name none
 HOST_DEFAULT_KEYS = (*(key for key in HOST_KEYS if key not in _OF_ONE_HOST), "user")
@@ -36,7 +36,7 @@ RESERVED = ("all",)
 
 Table = Mapping[str, Any]
 Layers = dict[KeyPath, Table]
-_Model = TypeVar("_Model", HostSpec, Settings, GateSettings, SecretSource)
+_Model = TypeVar("_Model", HostSpec, Settings, GateSettings, SecretSource, RouterSettings)
 
 
 def load_fleet(path: Path) -> Fleet:
@@ -129,13 +129,19 @@ class _Reader:
 
     def _instances(self, at: KeyPath, tables: Table, layers: Layers) -> dict[str, Any]:
         """The fields of a host that hold something for each of its instances."""
-        found: dict[str, dict[str, Any]] = {"instances": {}, "gates": {}, "secrets": {}}
+        found: dict[str, dict[str, Any]] = {"instances": {}, "gates": {}, "secrets": {}, "routers": {}}
         for name in tables:
             where = (*at, "instances", name)
             own = {**layers, where: self._table(tables, name, where[:-1])}
             secrets = self._secrets(own)
             settings = self._instance(where, name, own, tuple(sorted(secrets)))
-            for kind, value in (("instances", settings), ("gates", self._gates(where, own)), ("secrets", secrets)):
+            made = {
+                "instances": settings,
+                "gates": self._aside(GateSettings, "gates", where, own),
+                "secrets": secrets,
+                "routers": self._aside(RouterSettings, "router", where, own),
+            }
+            for kind, value in made.items():
                 if value:
                     found[kind][name] = value
         return found
@@ -160,15 +166,19 @@ class _Reader:
             self.notices.append(f"{at[1]}:{notice}")
         return settings
 
-    def _gates(self, at: KeyPath, layers: Layers) -> GateSettings | None:
-        """None where no table declares any; an empty table declares the defaults."""
-        tables = {(*layer, "gates"): self._table(table, "gates", layer) for layer, table in layers.items()}
-        if not any("gates" in table for table in layers.values()):
+    def _aside(self, model: type[_Model], key: str, at: KeyPath, layers: Layers) -> _Model | None:
+        """A table beside the settings. None where no layer has one; an empty table declares the defaults."""
+        if not any(key in table for table in layers.values()):
             return None
-        for where, table in tables.items():
-            self._known(where, table, GateSettings.model_fields)
-        merged = {key: value for table in tables.values() for key, value in table.items()}
-        return self._model(GateSettings, (*at, "gates"), merged, dict(reversed(tables.items())))
+        tables: Layers = {}
+        merged: dict[str, Any] = {}
+        outside: KeyPath
+        for outside, outer in layers.items():
+            table = self._table(outer, key, outside)
+            self._known((*outside, key), table, model.model_fields)
+            tables[(*outside, key)] = table
+            merged |= table
+        return self._model(model, (*at, key), merged, dict(reversed(tables.items())))
 
     def _secrets(self, layers: Layers) -> dict[str, SecretSource]:
         found: dict[str, SecretSource] = {}

@@ -155,7 +155,10 @@ class Exchange:
         with contextlib.closing(channel):
             ready = channel.fileno()  # before anything comes, or the first data would not be noticed
             try:
-                channel.exec_command(command)
+                # paramiko waits for the answer without end, before there is anything that could be watched
+                within(self._silence_s, lambda: channel.exec_command(command))
+            except TimeoutError:
+                raise self._lost(f"the host was silent for {self._silence_s:.0f} s") from None
             except (paramiko.SSHException, EOFError, OSError) as error:
                 raise self._lost(str(error)) from error
             threading.Thread(target=self._write, args=(channel, Feed(stdin)), daemon=True).start()

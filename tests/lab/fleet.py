@@ -124,8 +124,9 @@ def running(machine: Machine, instance: str) -> str | None:
     pid = main_pid(machine, instance)
     if not pid:
         return None
-    argv = machine.inside("cat", f"/proc/{pid}/cmdline").stdout.split("\0")
-    return argv[argv.index("--weight-version") + 1]
+    argv = machine.inside("cat", f"/proc/{pid}/cmdline", ok=(0, 1)).stdout.split("\0")
+    # the process may have ended meanwhile, or not be the server yet
+    return argv[argv.index("--weight-version") + 1] if "--weight-version" in argv else None
 
 
 def result(cli: Cli, *words: str, expect: int | Sequence[int] = 0) -> dict[str, Any]:

@@ -95,6 +95,10 @@ class FakeHost:
     token: str | None = None
     armed: dict[str, dict[str, Any]] = field(default_factory=dict)
     seized: bool = False
+    busy: int = 0  # requests that run
+    drains: bool = True  # whether SIGTERM ends the server
+    dies: bool = True  # whether SIGKILL does
+    strays: dict[int, str] = field(default_factory=dict)  # who holds memory of which GPU, of no unit
     starts: int = 0
 
     # -- the seam: what ``Connection`` calls
@@ -138,7 +142,7 @@ class FakeHost:
     def op_facts(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
         names = sorted(set(self.states) | set(args["instances"]))
         version = {"rc": 0, "out": f"systemd {self.systemd} (252)\n", "err": "", "argv": []}
-        ports = [self._listener(port) for port in args["ports"]]
+        ports = [self._listener(port) for port in args.get("ports", [])]
         return {
             "at": self.clock.time(),
             "host": {
@@ -149,12 +153,20 @@ class FakeHost:
             },
             "disk": {"free": self.free},
             "lock": {**self.held, "pid": 1, "since": 0, "expires": 1, "live": True} if self.held else None,
-            "gpus": {"query": {"rc": 127, "out": ""}, "apps": None, "owners": {}},
+            "gpus": self._gpus(),
             "listeners": [port for port in ports if port],
-            "venvs": {path: {"python": f"{path}/bin/python", "sglang": ["0.5.17"]} for path in args["venvs"]},
+            "venvs": {path: {"python": f"{path}/bin/python", "sglang": ["0.5.17"]} for path in args.get("venvs", [])},
             "engines": sorted(self.engines),
             "instances": {name: self._instance(name) for name in names},
         }
+
+    def _gpus(self) -> dict[str, Any]:
+        """No nvidia-smi, until something is left on a GPU (which it is from the first stop on)."""
+        if not self.strays or "systemctl stop" not in self.ops:
+            return {"query": {"rc": 127, "out": ""}, "apps": None, "owners": {}}
+        query = "\n".join(f"{gpu}, GPU-{gpu}, Fake, 97887, 2000" for gpu in self.strays)
+        apps = "\n".join(f"GPU-{gpu}, {66 + gpu}, {name}, 1000" for gpu, name in self.strays.items())
+        return {"query": {"rc": 0, "out": query}, "apps": {"rc": 0, "out": apps}, "owners": {}}
 
     def _instance(self, name: str) -> dict[str, Any]:
         server = self._server(name)
@@ -216,9 +228,9 @@ class FakeHost:
             self.enabled.add(name)
         elif verb == "reset-failed":
             self.failed.discard(name)
-        elif verb in ("stop", "kill"):
+        elif (verb == "stop" and self.drains) or (verb == "kill" and self.dies):
             self.server[name] = None
-        elif verb == "restart":
+        elif verb == "start" or verb == "restart":
             self._start(name)
         return {"ok": True, "rc": 0, "out": "", "err": ""}
 
@@ -289,12 +301,16 @@ class FakeHost:
             {"path": "/ready", "status": 200},
             {"path": "/model_info", "body": f'{{"weight_version": "{says}"}}'},
         ]
+        busy = f"sglang:num_running_reqs {self.busy}\n"
+        if "/metrics" in args["paths"]:
+            answers.append({"path": "/metrics", "status": 200, "body": busy})
         line = {"message": "Load weight begin. avail mem=90 GB", "invocation": None}
         raised = {"message": "ValueError: the budget is not for this GPU", "invocation": None}
         lines = [line, raised] if name in self.failed else [line]
         return {
             "show": self._show(name),
             "listeners": [listening] if listening else [],
+            "processes": [self._process(name, running)] if (running := self._server(name)) else [],
             "http": answers if server else [],
             "journal": {"lines": lines, "cursor": "c"},
         }

@@ -16,13 +16,14 @@ import paramiko
 
 @dataclass
 class SshServer:
-    """``frozen`` stops answering anything; ``port`` is where it listens; ``seen`` counts connections."""
+    """``frozen`` stops answering anything, ``freeze_on_exec`` only as a command is asked for; ``port``: it listens."""
 
     host_key: paramiko.PKey
     user_key: paramiko.PKey
     user: str = "op"
     address: str = "127.0.0.1"
     frozen: threading.Event = field(default_factory=threading.Event)
+    freeze_on_exec: bool = False
     transports: list[paramiko.Transport] = field(default_factory=list)
     forwards: list[tuple[str, int]] = field(default_factory=list)
     port: int = 0
@@ -112,6 +113,8 @@ class _Session(paramiko.ServerInterface):
             there.join()
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        if self._server.freeze_on_exec:
+            self._server.frozen.set()
         threading.Thread(target=self._execute, args=(channel, command.decode()), daemon=True).start()
         return True
 

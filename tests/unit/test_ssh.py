@@ -218,6 +218,15 @@ def test_a_frozen_host_is_declared_dead_long_before_the_deadline(open_ssh: Open,
     assert time.monotonic() - began < 6
 
 
+def test_a_link_cut_just_as_the_command_is_asked_for_is_noticed_too(open_ssh: Open, server: SshServer) -> None:
+    """There is nothing to watch yet, and the library waits for the server's word without end."""
+    server.freeze_on_exec = True
+    began = time.monotonic()
+    with pytest.raises(UnreachableError, match="the host was silent for 2 s"):
+        open_ssh(silence_s=1.5, probe_every_s=0.3).run(["true"], deadline_s=60)
+    assert time.monotonic() - began < 6
+
+
 def test_a_quiet_command_on_a_live_link_is_not_taken_for_dead(open_ssh: Open) -> None:
     assert open_ssh(silence_s=1.0, probe_every_s=0.2).run(["sleep", "2.5"], deadline_s=10).rc == 0
 
