@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 
 import platformdirs
+import typer
 
 from ddtree_ops.errors import DdtreeError
 from ddtree_ops.inventory import load_fleet
@@ -14,10 +15,11 @@ from ddtree_ops.inventory.locate import candidates
 from ddtree_ops.model import Fleet
 
 
-def complete_target(args: list[str], incomplete: str) -> list[str]:
+def complete_target(context: typer.Context, incomplete: str) -> list[str]:
     """Names that start as typed. Bash splits words at the colon: then only the instance's part is wanted."""
-    if args and args[-1] == ":" and len(args) > 1:
-        prefix = f"{args[-2]}:"
+    words: list[str] = context.params.get("targets") or []
+    if len(words) > 1 and words[-1] == ":":
+        prefix = f"{words[-2]}:"
         return [name.removeprefix(prefix) for name in _names() if name.startswith(prefix + incomplete)]
     return [name for name in _names() if name.startswith(incomplete)]
 

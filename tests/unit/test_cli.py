@@ -234,9 +234,19 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "single:a" in RUNNER.invoke(frame.app, ["targets", "-i", "inventory.toml"]).stdout
 
 
-def test_completion_offers_hosts_instances_and_groups() -> None:
-    from ddtree_ops.cli.completion import complete_target
-
-    assert {"all", "ct200", "ct200:linear", "ct200:tree", "prod"} <= set(complete_target([], ""))
-    assert complete_target([], "ct200:t") == ["ct200:tree"]
-    assert complete_target(["ct200", ":"], "l") == ["linear"]  # bash has split the word at the colon
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("deploy ct", {"ct200", "ct200:linear", "ct200:tree"}),
+        ("status ct200:t", {"ct200:tree"}),
+        ("deploy ct200 : t", {"tree"}),  # bash has split the word at the colon
+        ("status lab1 pr", {"prod"}),
+        ("rollback al", {"all"}),
+    ],
+)
+def test_the_shell_completes_targets(typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_DDTREE_OPS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"ddtree-ops {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    result = RUNNER.invoke(frame.app, [], prog_name="ddtree-ops")
+    assert set(result.stdout.split()) == offered
