@@ -207,6 +207,6 @@ def commit_tree(
         records.x, conv_ancestors, last_row, conv_states, state_indices, track_indices, track_rows,
         rows, channels, records.x.stride(0),
         conv_states.stride(0), conv_states.stride(1), conv_states.stride(2), conv_states.stride(3),
-        TAPS=taps, BC=block_c, TRACK=track,
+        TAPS=taps, TP=triton.next_power_of_2(taps), BC=block_c, TRACK=track,
         num_warps=2,
     )  # fmt: skip

@@ -47,16 +47,20 @@ def commit_state_kernel(
             if (row == track_row) & (track_slot >= 0):
                 at = pool + track_slot * state_slot + tile
                 tl.store(at, state.to(state_ptr.dtype.element_ty), mask=in_v[:, None])
+    tl.debug_barrier()  # read whole before it is written
     tl.store(pool + slot * state_slot + tile, state.to(state_ptr.dtype.element_ty), mask=in_v[:, None])
 
 
 @triton.jit
-def _window_input(x_ptr, old_ptr, at, tap_stride, channels, in_c, TAPS: tl.constexpr):
-    """Input at row ``at`` of the tree, or of the committed window for a negative ``at``."""
-    row = tl.where(at >= 0, at, 0).to(tl.int64)
-    tap = tl.where(at < 0, TAPS + at, 0).to(tl.int64)
-    from_tree = tl.load(x_ptr + row * channels, mask=in_c & (at >= 0), other=0.0)
-    from_window = tl.load(old_ptr + tap * tap_stride, mask=in_c & (at < 0), other=0.0)
+def _window_after(x_ptr, table_ptr, old_ptr, row, channels, state_tap, in_c, TAPS: tl.constexpr, TP: tl.constexpr):
+    """[TP, BC]: the window after ``row``, its own input last and those of the TAPS - 1 rows above before it."""
+    tap = tl.arange(0, TP)
+    above = tl.load(table_ptr + row * TAPS + TAPS - 2 - tap, mask=tap < TAPS - 1, other=0)
+    at = tl.where(tap < TAPS - 1, above, row)[:, None]  # a row of the tree, or -1, -2, .. of the old window
+    wanted = (tap < TAPS)[:, None] & in_c[None, :]
+    from_tree = tl.load(x_ptr + tl.maximum(at, 0) * channels, mask=wanted & (at >= 0), other=0.0)
+    old = old_ptr + tl.where(at < 0, TAPS + at, 0) * state_tap
+    from_window = tl.load(old, mask=wanted & (at < 0), other=0.0)
     return tl.where(at >= 0, from_tree.to(from_window.dtype), from_window)
 
 
@@ -64,38 +68,31 @@ def _window_input(x_ptr, old_ptr, at, tap_stride, channels, in_c, TAPS: tl.const
 def commit_conv_kernel(
     x_ptr, table_ptr, last_row_ptr, state_ptr, state_indices_ptr, track_indices_ptr, track_rows_ptr,
     rows, channels, x_layer, state_layer, state_slot, state_channel, state_tap,
-    TAPS: tl.constexpr, BC: tl.constexpr, TRACK: tl.constexpr,
+    TAPS: tl.constexpr, TP: tl.constexpr, BC: tl.constexpr, TRACK: tl.constexpr,
 ):  # fmt: skip
-    """The window after a row: the row's own input last, the TAPS - 1 above it before."""
+    """The windows of a request's slot, and of its tracked row's, for a block of channels."""
     layer = tl.program_id(1).to(tl.int64)
     request = tl.program_id(2).to(tl.int64)
     slot = tl.load(state_indices_ptr + request).to(tl.int64)
     if slot < 0:
         return
-    c = (tl.program_id(0) * BC + tl.arange(0, BC)).to(tl.int64)
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
     in_c = c < channels
+    tap = tl.arange(0, TP)[:, None]
+    wanted = (tap < TAPS) & in_c[None, :]
     first = request * rows
-    x = x_ptr + layer * x_layer + first * channels + c
-    pool = state_ptr + layer * state_layer + c * state_channel
-    old = pool + slot * state_slot
+    x = x_ptr + layer * x_layer + first * channels + c[None, :]
+    table = table_ptr + first * TAPS
+    pool = state_ptr + layer * state_layer
+    cell = c[None, :] * state_channel
+    old = pool + slot * state_slot + cell
     if TRACK:
         track_row = tl.load(track_rows_ptr + request).to(tl.int32)
         track_slot = tl.load(track_indices_ptr + request).to(tl.int64)
         if (track_row >= 0) & (track_slot >= 0):
-            table = table_ptr + (first + track_row) * TAPS
-            for tap in tl.static_range(TAPS):
-                at = track_row
-                if tap < TAPS - 1:
-                    at = tl.load(table + (TAPS - 2 - tap))
-                value = _window_input(x, old, at, state_tap, channels, in_c, TAPS)
-                tl.store(pool + track_slot * state_slot + tap * state_tap, value, mask=in_c)
+            window = _window_after(x, table, old, track_row, channels, state_tap, in_c, TAPS, TP)
+            tl.store(pool + track_slot * state_slot + cell + tap * state_tap, window, mask=wanted)
     last = tl.load(last_row_ptr + request).to(tl.int32)
-    table = table_ptr + (first + last) * TAPS
-    # Tap t of the new window is old tap t + (path length) or a row: never an old tap below t, so writing
-    # taps in ascending order overwrites nothing that is still to be read.
-    for tap in tl.static_range(TAPS):
-        at = last
-        if tap < TAPS - 1:
-            at = tl.load(table + (TAPS - 2 - tap))
-        value = _window_input(x, old, at, state_tap, channels, in_c, TAPS)
-        tl.store(old + tap * state_tap, value, mask=in_c)
+    window = _window_after(x, table, old, last, channels, state_tap, in_c, TAPS, TP)
+    tl.debug_barrier()  # all of the old window is read before any of it is written
+    tl.store(old + tap * state_tap, window, mask=wanted)

@@ -119,7 +119,7 @@ def _shadow_kernel(
         scored += tl.sum(done.to(tl.int32), 0)
         offered += tl.sum(tl.where(done, nodes, 0), 0)
         depth_sum += tl.sum(tl.where(done, score, 0), 0)
-        tl.atomic_add(histogram_ptr + score, tl.full([DP], 1, tl.int64), mask=done)
+        tl.atomic_add(histogram_ptr + score, tl.full([DP], 1, tl.int64), mask=done, sem="relaxed")
         cursor = tl.where(done, -1, tl.where(found, child, cursor))
 
     tl.store(cursor_ptr + ring, cursor, mask=inside)
@@ -128,10 +128,9 @@ def _shadow_kernel(
     tl.store(head_ptr + slot, (head + 1) % D)
     tl.store(expected_ptr + slot, length + commit)
     tl.store(generation_ptr + slot, generation)
-    tl.atomic_add(total_ptr, scored.to(tl.int64))
-    tl.atomic_add(total_ptr + 1, offered.to(tl.int64))
-    tl.atomic_add(total_ptr + 2, depth_sum.to(tl.int64))
-    tl.atomic_add(total_ptr + 3, dropped.to(tl.int64))
+    what = tl.arange(0, 4)
+    count = tl.where(what == 0, scored, tl.where(what == 1, offered, tl.where(what == 2, depth_sum, dropped)))
+    tl.atomic_add(total_ptr + what, count.to(tl.int64), sem="relaxed")
 
 
 def shadow_step(
