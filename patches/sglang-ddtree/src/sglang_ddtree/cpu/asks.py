@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from sglang_ddtree.cpu.decode import Sampling
 
 # Sampling parameters that would change the tokens and that this engine does not have: their neutral values.
-NEUTRAL = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0, None),
     "presence_penalty": (0, 0.0, None),
     "repetition_penalty": (1, 1.0, None),

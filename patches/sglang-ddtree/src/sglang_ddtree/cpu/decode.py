@@ -202,7 +202,8 @@ class Session:
         used = tree.num_nodes
         rows = Rows(tree.parent[:used], tree.depth[:used])
         done = self.pair.target.forward(tree.tokens[:used], rows, self.caches)
-        accepted = accept(tree, Choices(self.sampling, done.logits, self.caches.length + rows.depth))
+        choices: Any = Choices(self.sampling, done.logits, self.caches.length + rows.depth)
+        accepted = accept(tree, choices)
         self.pair.target.commit(done, accepted.path, self.caches)
         if self.pair.drafter:
             self.pair.drafter.extend(done.features[accepted.path], self.context)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -26,7 +26,7 @@ from sglang_ddtree.cpu.decode import Pair
 from sglang_ddtree.cpu.http import Server, State, serve
 from sglang_ddtree.cpu.serving import Engine
 
-DTYPES = {"float32": np.float32, "float64": np.float64}
+DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
 DRAIN_S = 0.2
 
 

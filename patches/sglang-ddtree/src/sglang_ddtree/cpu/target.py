@@ -74,7 +74,7 @@ class Caches:
     """What one request has committed: KV of each attention layer, state and window of each recurrent one."""
 
     kv: dict[int, KV] = field(default_factory=dict)
-    state: Arrays | dict[int, np.ndarray] = field(default_factory=dict)
+    state: dict[int, np.ndarray] = field(default_factory=dict)
     window: dict[int, np.ndarray] = field(default_factory=dict)
     length: int = 0
 
