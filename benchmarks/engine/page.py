@@ -157,12 +157,14 @@ def speed_figures(view: View, groups: Mapping[str, list[Cell]]) -> list[str]:
 
 
 def table(view: View, temperature: float) -> str:
-    heads = ["arm", "users", "accept length"]
+    kinds = sorted({name for cell in view.at(temperature) for name in cell.by_category})
+    heads = ["arm", "users", "accept length", *(f"on {kind}" for kind in kinds)]
     if view.timed:
         heads += ["tok/s a user", "tok/s in all", "TTFT ms", "TTFT p99 ms", "ms a round", f"against {view.baseline}"]
     rows = []
     for cell in sorted(view.at(temperature), key=lambda c: (c.concurrency, view.arms.index(c.arm))):
         row = [cell.arm, str(cell.concurrency), f"{cell.accept_length:.2f}" if cell.accept_length else "1"]
+        row += [f"{cell.by_category[kind]:.2f}" if kind in cell.by_category else "1" for kind in kinds]
         if view.timed:
             row += [number(cell.user_tok_s), number(cell.total_tok_s), number(cell.ttft_ms), number(cell.ttft_p99_ms)]
             row.append(f"{cell.round_ms:.2f}" if cell.round_ms else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -105,7 +106,7 @@ def lines(title: str, unit: str, series: Mapping[str, Sequence[float | None]], c
     """series: name -> values at 1, 2, 3, ..."""
     longest = max(len(values) for values in series.values())
     high = max(v for values in series.values() for v in values if v is not None)
-    frame = Frame(0, 1.0 if high <= 1 else nice(high), unit)
+    frame = Frame(0, min(1.0, 0.1 * math.ceil(10 * high)) if high <= 1 else nice(high), unit)
     body = [frame.axes()]
 
     def x(place: int) -> float:
