@@ -129,6 +129,22 @@ def renew(session: Session, host: HostName, name: Name = DEFAULT_LAB) -> None:
     _state(session, machine.state())
 
 
+@command(app, "pair", examples=["ddtree-ops lab pair"])
+def pair(session: Session, name: Name = DEFAULT_LAB) -> None:
+    """Put the self-test pair on every host: real weights and real text, served by the engine's CPU reference.
+
+    Its Python packages travel as wheels, the way a host without an index gets them. Prints the inventory to use.
+    """
+    from ddtree_ops.lab.pair import install
+
+    lab = _lab(session, name)
+    did = install(lab)
+    if session.json:
+        session.out.data({"inventory": str(lab.names.pair_inventory), "hosts": did})
+    else:
+        session.out.line(f"inventory: {lab.names.pair_inventory}")
+
+
 @command(app, "fill", examples=["ddtree-ops lab fill lab1 --leave 1", "ddtree-ops lab fill lab1 --empty"])
 def fill(
     session: Session,

@@ -79,6 +79,10 @@ class LabNames:
     def inventory(self) -> Path:
         return self.dir / "inventory.toml"
 
+    @property
+    def pair_inventory(self) -> Path:
+        return self.dir / "pair.toml"
+
     def host(self, index: int) -> HostNames:
         """The host with this number, counted from 1."""
         return HostNames(self, index)

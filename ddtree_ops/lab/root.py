@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BASE_PACKAGES = (
     "systemd", "systemd-sysv", "libpam-systemd", "dbus", "openssh-server", "python3", "iproute2", "procps", "sudo",
+    "libstdc++6",
 )  # fmt: skip
 NOT_NEEDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
 # no console to log in at, no devices to manage, no audit, no timers that wake up in the middle of a test

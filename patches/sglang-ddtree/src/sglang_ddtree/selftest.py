@@ -1,0 +1,157 @@
+"""Prove this host's GPU in about two minutes: `python -m sglang_ddtree.selftest --pair DIR`.
+
+Runs the parity suite on the self-test pair, real weights whose trees branch, and leaves a record that the engine reads
+when it decides whether a hybrid target may be verified in trees here (see :mod:`sglang_ddtree.proofs`). What must hold:
+
+* linear gives DFLASH's tokens, trees of several budgets give plain decoding's, in float32, alone and as a batch;
+* nodes beside the drafter's top-1 chain were accepted on the way, else chains alone would have been tested;
+* every node's law in a tree is that of plain decoding over the node's own path;
+* after each job the memory pools are back where they were.
+
+A failed run replaces an earlier record, since what it proved holds no more. Exit status: 0 proven, 1 failed, 2 not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_ddtree import config, proofs
+from sglang_ddtree.parity import suite
+from sglang_ddtree.parity.plan import Arm
+
+BACKEND = "triton"
+BUDGETS = (4, 16, 32, 64)
+ORACLE_BUDGETS = (16, 32)
+NEW_TOKENS = 96
+LIMIT_S = 240.0
+
+
+def load_prompts(pair: Path) -> list[list[int]]:
+    """The pair's own prompts as ids: text that the drafter was not trained on."""
+    return [entry["ids"] for entry in json.loads((pair / "prompts.json").read_text())]
+
+
+def arms(pair: Path) -> list[Arm]:
+    """Plain decoding, DFLASH, linear, a tree of each budget, and the arms whose every node is looked at."""
+    asks = [{"ids": ids, "params": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}} for ids in load_prompts(pair)]
+    jobs = (
+        {"job": "tokens", "together": False, "asks": asks[:4]},
+        {"job": "tokens", "together": True, "asks": asks},
+    )
+    cells = [("ar", 16), ("dflash", 16), ("linear", 16), *(("tree", budget) for budget in BUDGETS)]
+    found = [arm(pair, f"{kind}-{b}" if kind == "tree" else kind, kind, jobs, b) for kind, b in cells]
+    record = ({"job": "record_trees", "rounds": 24, "asks": asks[:3]},)
+    eager = ("--disable-overlap-schedule",)
+    return found + [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
+
+
+def arm(
+    pair: Path, name: str, kind: str, jobs: tuple[dict[str, Any], ...], budget: int, extra: tuple[str, ...] = ()
+) -> Arm:
+    """An arm of the suite on the pair's folders; an absolute path stands where the suite has a model's name."""
+    target, drafter = (str((pair / folder).resolve()) for folder in ("target", "drafter"))
+    return Arm(f"pair/{name}", kind, target, jobs, drafter, budget=budget, informed=False, extra=extra)
+
+
+def with_weights(chosen: Arm) -> Arm:
+    """Load the pair's weights instead of drawing some: the last of two flags counts."""
+    return dataclasses.replace(chosen, seed=None, extra=(*chosen.extra, "--load-format", "auto"))
+
+
+def unproven(rows: list[dict[str, Any]]) -> list[str]:
+    """Why these rows prove nothing; empty if they do."""
+    wrong = [f"{row['arm']}: {line}" for row in rows for line in row["wrong"]]
+    if not any(row.get("off_spine") for row in rows):
+        wrong.append("no node beside a top-1 chain was accepted: trees were not tested")
+    laws = [row["laws"] for row in rows if "laws" in row]
+    if not any(found["nodes_with_elder_sibling"] for found in laws):
+        wrong.append("no node with an elder sibling was looked at: parents were not tested")
+    return wrong
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without what is only of use while looking for a fault."""
+    keys = ("arm", "kind", "budget", "cap", "dtype", "accept_length", "off_spine", "nodes", "laws", "wrong")
+    return [{key: row[key] for key in keys if row.get(key) is not None} for row in rows]
+
+
+def record(rows: list[dict[str, Any]], capability: str, seconds: float, when: float) -> dict[str, Any]:
+    """The proof in the form that `proofs.judge` reads."""
+    reasons = unproven(rows)
+    return {
+        "schema": proofs.SCHEMA,
+        "engine": proofs.engine_digest(),
+        "architecture": "Qwen3_5ForCausalLM",
+        "backend": BACKEND,
+        "compute_capability": capability,
+        "driver": proofs.running_driver(),
+        "max_budget": max(BUDGETS),
+        "passed": not reasons,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
+        "suite": {"seconds": round(seconds, 1), "unproven": reasons, "rows": summary(rows)},
+    }
+
+
+def write(directory: Path, proof: dict[str, Any]) -> Path:
+    """Replace the record of this combination in one step."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = "-".join(("selftest", proof["architecture"], proof["backend"], proof["compute_capability"]))
+    path = directory / f"{name}.json"
+    partial = directory / f".{name}.{os.getpid()}"
+    partial.write_text(json.dumps(proof, indent=1) + "\n")
+    partial.replace(path)
+    return path
+
+
+def run(pair: Path, out: Path, parallel: int, limit_s: float) -> list[dict[str, Any]]:
+    """The suite's rows on this GPU."""
+    deadline = time.monotonic() + limit_s
+
+    def run_arms(chosen: list[Arm]) -> dict[str, dict[str, Any]]:
+        return suite.run_arms([with_weights(a) for a in chosen], out, parallel, deadline)
+
+    chosen = arms(pair)
+    results = run_arms(chosen)
+    return suite.judge(results, chosen) + suite.oracle_rows(chosen, results, run_arms)
+
+
+def arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m sglang_ddtree.selftest", description=__doc__.split("\n")[0])
+    parser.add_argument("--pair", type=Path, required=True, help="the folder with target, drafter and prompts.json")
+    parser.add_argument("--proofs-dir", type=Path, default=Path(config.DEFAULT_PROOFS))
+    parser.add_argument("--out", type=Path, help="keep the arms' logs and answers here")
+    parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    options = arguments(argv)
+    from sglang_ddtree.args import compute_capability
+
+    capability = compute_capability()
+    if capability == "none":
+        print("no CUDA GPU is visible here: nothing to prove", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="ddtree-selftest-") as scratch:
+        began = time.monotonic()
+        rows = run(options.pair, options.out or Path(scratch), options.parallel, options.limit_s)
+        proof = record(rows, capability, time.monotonic() - began, time.time())
+    print(suite.table([row for row in rows if "dtype" in row]))
+    path = write(options.proofs_dir, proof)
+    for reason in proof["suite"]["unproven"]:
+        print(f"unproven: {reason}")
+    print(f"{'proven' if proof['passed'] else 'FAILED'} on compute capability {capability}; recorded in {path}")
+    return 0 if proof["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""The self-test's plan, verdict and record; what runs on the GPU is the parity suite's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cpu_pair import FOLDER, tokenizer
+from sglang_ddtree import proofs, selftest
+
+ROWS = [
+    {"arm": "pair/ar", "kind": "ar", "dtype": "float32", "wrong": [], "off_spine": None, "start_s": 20.0},
+    {"arm": "pair/tree-16", "kind": "tree", "budget": 16, "dtype": "float32", "wrong": [], "off_spine": 12},
+    {"arm": "pair/oracle-16/laws", "kind": "oracle", "wrong": [], "laws": {"nodes_with_elder_sibling": 40}},
+]  # fmt: skip
+
+
+def changed(place: int, **values: Any) -> list[dict[str, Any]]:
+    return [{**row, **values} if place == number else row for number, row in enumerate(ROWS)]
+
+
+def test_the_arms_cover_every_mode_and_budget_on_the_pairs_weights() -> None:
+    found = selftest.arms(FOLDER)
+    names = [arm.name for arm in found]
+    assert names[:3] == ["pair/ar", "pair/dflash", "pair/linear"]
+    assert {f"pair/tree-{b}" for b in selftest.BUDGETS} < set(names)
+    argv = selftest.with_weights(found[3]).argv(Path("/models"))
+    assert argv[argv.index("--model-path") + 1] == str((FOLDER / "target").resolve())
+    assert argv[len(argv) - argv[::-1].index("--load-format")] == "auto"
+    assert selftest.with_weights(found[0]).seed is None
+    assert all(arm.dtype == "float32" for arm in found)
+
+
+def test_the_prompts_are_ids_of_the_pairs_tokenizer() -> None:
+    prompts = selftest.load_prompts(FOLDER)
+    assert len(prompts) == 8
+    assert all(0 <= token < tokenizer().get_vocab_size() for ids in prompts for token in ids)
+
+
+def test_a_clean_run_is_a_proof_that_the_engine_accepts() -> None:
+    proof = selftest.record(ROWS, "12.0", 98.0, 0.0)
+    assert proof["passed"]
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", "12.0", proofs.engine_digest(), proofs.running_driver(), 64
+    )
+    assert proofs.judge(wanted, [("r", proof)])[0] == "r"
+    assert proofs.judge(dataclasses.replace(wanted, budget=65), [("r", proof)])[0] is None
+    assert proofs.judge(dataclasses.replace(wanted, compute_capability="9.0"), [("r", proof)])[0] is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (changed(1, wrong=["request 3 differs at token 9"]), "pair/tree-16: request 3 differs"),
+        (changed(1, off_spine=0), "no node beside a top-1 chain"),
+        (changed(2, laws={"nodes_with_elder_sibling": 0}), "no node with an elder sibling"),
+        (ROWS[:2], "no node with an elder sibling"),
+    ],
+)
+def test_a_run_that_shows_nothing_is_no_proof(rows: list[dict[str, Any]], says: str) -> None:
+    proof = selftest.record(rows, "12.0", 98.0, 0.0)
+    assert not proof["passed"]
+    assert any(says in reason for reason in proof["suite"]["unproven"])
+
+
+def test_a_failed_run_replaces_an_earlier_proof(tmp_path: Path) -> None:
+    first = selftest.write(tmp_path / "proofs", selftest.record(ROWS, "12.0", 98.0, 0.0))
+    second = selftest.write(tmp_path / "proofs", selftest.record(ROWS[:2], "12.0", 98.0, 0.0))
+    assert first == second
+    assert not json.loads(second.read_text())["passed"]
+    assert [path.name for path in (tmp_path / "proofs").iterdir()] == [second.name]
+
+
+def test_without_a_gpu_nothing_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_ddtree.args.compute_capability", lambda: "none")
+    assert selftest.main(["--pair", str(FOLDER), "--proofs-dir", str(tmp_path / "proofs")]) == 2
+    assert "no CUDA GPU" in capsys.readouterr().err
+    assert not (tmp_path / "proofs").exists()

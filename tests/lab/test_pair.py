@@ -1,0 +1,52 @@
+"""The self-test pair on a real host: wheels by the offline way, real text, a chain and a tree that say the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ddtree_ops.lab.lab import Lab
+from ddtree_ops.lab.machine import Machine
+from ddtree_ops.lab.pair import install
+
+from .conftest import Cli
+
+ASK = """python3 - <<'END'
+import json, urllib.request
+body = {"prompt": "def read_config(path):\\n", "max_tokens": 40, "temperature": 0}
+request = urllib.request.Request(
+    "http://127.0.0.1:30010/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+)
+print(json.dumps(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"]))
+END"""
+
+
+def test_real_text_and_real_trees(lab: Lab, host: Machine, tmp_path: Path) -> None:
+    did = install(lab, [host])
+    assert did[host.name][0] == "copied the pair's weights"
+    assert did[host.name][-1].startswith("installed ")
+    assert install(lab, [host])[host.name] == ["copied the pair's weights"], "the second time the venv stays"
+
+    cli = Cli(lab.names.pair_inventory, tmp_path)
+    said = {}
+    for mode in (("linear",), ("tree", "--budget", "16")):
+        cli("deploy", host.name, "--mode", *mode, timeout=300)
+        answer = host.ssh(ASK, timeout=90)
+        assert answer.returncode == 0, answer.stderr
+        said[mode[0]] = json.loads(answer.stdout)
+    assert said["tree"] == said["linear"]
+    assert len(said["tree"].split()) > 5
+
+    shown = json.loads(cli("status", host.name, "--json", expect=(0, 8)).stdout)
+    assert '"accept_length": ' in json.dumps(shown)
+    lengths = [value for value in _values(shown, "accept_length") if value is not None]
+    assert lengths
+    assert lengths[0] > 1.5, "a tree's rounds give more than the target's own token"
+
+
+def _values(data: object, key: str) -> list[float | None]:
+    """Every value of ``key``, however deep."""
+    if isinstance(data, dict):
+        found = [value for name, value in data.items() if name == key]
+        return found + [value for part in data.values() for value in _values(part, key)]
+    return [value for part in data for value in _values(part, key)] if isinstance(data, list) else []
