@@ -107,6 +107,13 @@ def _layout(host: HostSpec, settings: Settings, facts: HostFacts) -> Iterator[Fi
             "it must be a link to a release, or absent; it is replaced by rename",
             f"ddtree-ops status {host.name}:{settings.instance}",
         )
+    if there.masked:
+        yield Finding(
+            "masked",
+            f"{unit_name(settings.instance)} is masked",
+            "somebody forbade this unit to start",
+            f"on {host.name}: systemctl unmask {unit_name(settings.instance)}",
+        )
 
 
 def _venv(host: HostSpec, settings: Settings, facts: HostFacts, sglang: str | None) -> Iterator[Finding]:

@@ -78,6 +78,7 @@ class InstanceFacts:
     unit_text: str | None = None
     current: str | None = None
     current_problem: str = ""
+    masked: bool = False
     running: str | None = None
     previous: str | None = None
     proven: str | None = None
@@ -216,6 +217,7 @@ def _instance(name: str, value: Mapping[str, Any]) -> InstanceFacts:
         unit_text=value["unit_text"],
         current=value["current"],
         current_problem="is a real folder, not a link" if kind not in ("link", "absent") else "",
+        masked=bool(value.get("unit_masked")),
         running=weight_version_of(main[0]["argv"]) if main else None,
         previous=state["previous"],
         proven=state["proven"],

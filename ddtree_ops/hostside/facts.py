@@ -13,7 +13,7 @@ import shutil
 import time
 from typing import Any
 
-from . import deadman, engine, files, lock, procs, staging, state, units
+from . import deadman, engine, files, lock, procs, staging, state, switch, units
 from .context import DIGEST, Context, Op, listdir
 
 GPU_QUERY = (
@@ -158,7 +158,7 @@ def instance(ctx: Context, name: str) -> dict[str, Any]:
         },
         "unit_path": unit,
         "unit_text": procs.text(unit) if os.path.isfile(unit) else None,
-        "unit_masked": os.path.islink(unit) and os.path.realpath(unit) == "/dev/null",
+        "unit_masked": switch.masked(ctx, name),
         "show": show,
         "processes": procs.of_unit(ctx.unit(name)),
     }

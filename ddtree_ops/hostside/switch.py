@@ -73,7 +73,7 @@ def write_unit(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     release = state.current(ctx, instance)
     if release is None:
         raise Failure("HelperError", f"{instance} has no current release whose unit could be written")
-    if os.path.islink(path) and os.path.realpath(path) == "/dev/null":
+    if masked(ctx, instance):
         raise Failure(
             "RefusedError", f"{ctx.unit(instance)} is masked", "somebody forbade this unit to start",
             f"on {{host}}: systemctl unmask {ctx.unit(instance)}",
@@ -91,6 +91,11 @@ def write_unit(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         state.save(ctx, instance, known)
     files.write_file(path, text)
     return {"changed": True, "path": path}
+
+
+def masked(ctx: Context, instance: str) -> bool:
+    path = ctx.unit_path(instance)
+    return os.path.islink(path) and os.path.realpath(path) == "/dev/null"
 
 
 def keep_if_foreign(ctx: Context, instance: str, found: bytes) -> None:

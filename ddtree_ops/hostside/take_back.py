@@ -80,7 +80,7 @@ def stop_for_good(ctx: Context, instance: str) -> dict[str, Any]:
     found = os.path.isfile(before)
     if found:
         files.write_file(ctx.unit_path(instance), staging.read(before))
-    else:
+    elif not switch.masked(ctx, instance):
         units.act(ctx, "disable", instance)
         files.remove_link(ctx.unit_path(instance))
     succeed(units.act(ctx, "daemon-reload", instance))

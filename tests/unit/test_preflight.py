@@ -38,6 +38,7 @@ def other(name: str, **changes: Any) -> dict[str, InstanceFacts]:
         ({"systemd": None}, "systemd does not run here"),
         ({"systemd": 232}, "systemd 232 is too old"),
         ({"root_problem": "it is on a read-only file system"}, "/opt/ddtree cannot be written: it is on a read-only"),
+        ({"instances": {"a": InstanceFacts("a", masked=True)}}, "sglang-ddtree-a.service is masked"),
         ({"lingers": False}, "the user's systemd ends with their last session"),
         ({"venvs": {WANTED.venv: Venv(WANTED.venv, False)}}, "there is no virtual environment at /opt/sglang/venv"),
         ({"venvs": {WANTED.venv: Venv(WANTED.venv, True, None)}}, "has no SGLang; the engine is made for 0.5.17"),
