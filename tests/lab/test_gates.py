@@ -132,8 +132,8 @@ def test_an_interruption_in_the_middle_of_a_measurement_is_taken_back(host: Mach
 
 def test_a_measurement_outlasts_the_dead_man_switch_while_the_client_lives(host: Machine, inventory: Any) -> None:
     run = inventory(GATES.replace("tokens = 16", "tokens = 48"))
-    host.set_faults(["TOK_S=linear=25"])  # 60 s of measuring
-    run("deploy", host.name, "--dead-man", "20", timeout=240)
+    host.set_faults(["TOK_S=linear=40"])  # half a minute of measuring
+    run("deploy", host.name, "--dead-man", "10", timeout=240)
     assert "taken-back" not in run("history", host.name, "--json").stdout
     run("status", host.name)
 

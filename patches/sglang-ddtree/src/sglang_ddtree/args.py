@@ -1,0 +1,238 @@
+"""From flags and environment to the settings a server runs with.
+
+Order matters. SGLang settles memory fractions, graph batch sizes, state-cache rules and the default attention
+backend before it reaches the speculative algorithm, and all of those read the number of verify rows. So
+`before_post_init` writes the tree's numbers first, and `resolve`, called where SGLang resolves the algorithm,
+lets SGLang's own DFLASH handler work on the block (which it insists on reading from the same fields) and then
+writes the tree's numbers again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from typing import Any
+
+from sglang_ddtree import config as settings
+from sglang_ddtree import proofs, refusals
+from sglang_ddtree.config import DDTreeConfig, Resolved
+
+logger = logging.getLogger(__name__)
+NAME = "DDTREE"
+_FLAG_FIELDS = ("mode", "budget", "topk_cap", "keep_spine", "allow_hybrid_unsafe", "proofs_dir")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("DDTree speculative decoding (--speculative-algorithm DDTREE)")
+    group.add_argument(
+        "--speculative-ddtree-mode",
+        choices=settings.MODES,
+        default=None,
+        help="linear is SGLang's DFLASH; shadow-linear scores trees beside it; tree verifies them. Default linear.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-budget",
+        type=int,
+        default=None,
+        help="Nodes of the draft tree, its root not counted. Default 16.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-topk-cap",
+        type=int,
+        default=None,
+        help="Most children of a node. Default the budget, at most 8.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-keep-spine",
+        action="store_true",
+        default=None,
+        help="Keep the drafter's whole top-1 chain in the tree.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-allow-hybrid-unsafe",
+        action="store_true",
+        default=None,
+        help="Admit a hybrid target on a GPU and backend whose parity suite has not passed. "
+        "States are computed in the same way; nobody has checked them there.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-proofs-dir",
+        default=None,
+        help=f"Where this host's self-test records lie. Default {settings.DEFAULT_PROOFS}.",
+    )
+
+
+def hook_add_cli_args(original: Any, parser: argparse.ArgumentParser) -> Any:
+    result = original(parser)
+    add_flags(parser)
+    return result
+
+
+def hook_from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> Any:
+    """Put the flags into the environment before ServerArgs resolves itself; flags win over a value set there."""
+    given = {
+        name: value for name in _FLAG_FIELDS if (value := getattr(args, f"speculative_ddtree_{name}", None)) is not None
+    }
+    if given:
+        if (getattr(args, "speculative_algorithm", None) or "").upper() != NAME:
+            flags = ", ".join(f"--speculative-ddtree-{name.replace('_', '-')}" for name in given)
+            raise ValueError(f"{flags} set without --speculative-algorithm {NAME}.")
+        base = DDTreeConfig.from_environment()
+        os.environ[settings.ENV] = DDTreeConfig(**{**vars(base), **given}).to_json()
+    return original(cls, args)
+
+
+def _is_ours(server_args: Any) -> bool:
+    return (server_args.speculative_algorithm or "").upper() == NAME
+
+
+def before_post_init(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
+    """The numbers SGLang sizes memory by, in place before it does."""
+    if not _is_ours(server_args):
+        return
+    config = DDTreeConfig.from_environment()
+    if config.mode != "tree":
+        return
+    for field, flag in (
+        ("speculative_num_draft_tokens", "num-draft-tokens"),
+        ("speculative_eagle_topk", "eagle-topk"),
+        ("speculative_num_steps", "num-steps"),
+    ):
+        if getattr(server_args, field) not in (None, tree_numbers(config)[field]):
+            raise ValueError(
+                f"--speculative-{flag} does not apply to trees; set --speculative-ddtree-budget and "
+                f"--speculative-ddtree-topk-cap instead."
+            )
+    if server_args.is_attention_backend_not_set():
+        server_args.attention_backend = "triton"
+        logger.info("DDTREE: no attention backend was chosen; trees use triton.")
+    _write(server_args, tree_numbers(config))
+
+
+def tree_numbers(config: DDTreeConfig) -> dict[str, int]:
+    """SGLang's names for the tree's sizes. A topk above 1 is what makes its backends keep links and dense windows."""
+    return {
+        "speculative_num_draft_tokens": config.budget + 1,
+        "speculative_eagle_topk": max(2, config.children),
+        "speculative_num_steps": 1,
+    }
+
+
+def _write(server_args: Any, fields: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        setattr(server_args, name, value)
+    server_args.__dict__.pop("max_speculative_num_draft_tokens", None)  # cached from the fields above
+
+
+def resolve(server_args: Any) -> Resolved:
+    """Refuse or settle; called by the algorithm where SGLang resolves it. Leaves the result on server_args."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.arg_groups.speculative_hook import _handle_dflash
+
+    config = DDTreeConfig.from_environment()
+    view = resolved_view(server_args)
+    facts = gather_facts(server_args, view, config)
+    found = refusals.reasons(view, config, facts)
+    if found:
+        raise ValueError(refusals.message(config, found))
+    if config.mode == "tree":
+        _write(server_args, {"speculative_num_draft_tokens": None, "speculative_eagle_topk": 1})
+    _handle_dflash(server_args)
+    resolved = Resolved(config, int(server_args.speculative_num_draft_tokens), verdict(config, facts))
+    if config.mode == "tree":
+        _write(server_args, tree_numbers(config))
+    settings.attach(server_args, resolved)
+    logger.info("DDTREE settings: %s", resolved.public())
+    return resolved
+
+
+def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
+    if not facts.hybrid or config.mode != "tree":
+        return ""
+    return (
+        f"proven by {facts.proof}" if facts.proof else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
+    )
+
+
+def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.Facts:
+    """Read what the rules need from the model configurations, the environment and the host."""
+    from sglang.srt.configs.model_config import AttentionArch
+    from sglang.srt.environ import envs
+    from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
+
+    if config.mode == "linear":
+        return refusals.Facts()
+    model = server_args.get_model_config()
+    architecture = (model.hf_config.architectures or [""])[0]
+    hybrid = hybrid_family(model)
+    proof, why = (None, [])
+    capability = compute_capability()
+    if hybrid and config.mode == "tree":
+        backend = view.decode_attention_backend or view.attention_backend
+        proof, why = find_proof(config, architecture, backend, capability)
+    return refusals.Facts(
+        architecture=architecture,
+        hybrid=hybrid,
+        sliding_window=has_sliding_window(model),
+        mla=model.attention_arch == AttentionArch.MLA,
+        drafter_block=drafter_block(server_args),
+        plan_stream=bool(envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get()),
+        simulated_acceptance=SIMULATE_ACC_LEN > 0,
+        capability=capability,
+        proof=proof,
+        proof_reasons=tuple(why),
+    )
+
+
+def find_proof(config: DDTreeConfig, architecture: str, backend: str, capability: str) -> tuple[str | None, list[str]]:
+    from pathlib import Path
+
+    wanted = proofs.Combination(
+        architecture, backend, capability, proofs.engine_digest(), proofs.running_driver(), config.budget
+    )
+    return proofs.judge(wanted, [*proofs.shipped(), *proofs.read_records(Path(config.proofs_dir))])
+
+
+def hybrid_family(model: Any) -> str:
+    from sglang.srt.configs import hybrid_arch
+
+    if hybrid_arch.hybrid_gdn_config(model) is not None:
+        return "gdn"
+    if hybrid_arch.mambaish_config(model) is not None or hybrid_arch.hybrid_lightning_config(model) is not None:
+        return type(model.hf_config).__name__
+    return ""
+
+
+def has_sliding_window(model: Any) -> bool:
+    text = model.hf_config.get_text_config()
+    types = getattr(text, "layer_types", None)
+    if types is not None:
+        return "sliding_attention" in types
+    return bool(getattr(model, "is_hybrid_swa", False)) or model.sliding_window_size not in (None, -1)
+
+
+def drafter_block(server_args: Any) -> int | None:
+    """The block size in the drafter's own configuration; None where it cannot be read (SGLang then warns by itself)."""
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+    from sglang.srt.utils.hf_transformers_utils import get_config
+
+    try:
+        drafter = get_config(
+            server_args.speculative_draft_model_path,
+            trust_remote_code=server_args.trust_remote_code,
+            revision=server_args.speculative_draft_model_revision,
+        )
+    except Exception as error:  # noqa: BLE001  any loader error; DFLASH's own handler meets it again and decides
+        logger.warning("DDTREE: the drafter's configuration could not be read: %s", error)
+        return None
+    return parse_dflash_draft_config(draft_hf_config=drafter).resolve_block_size(default=None)
+
+
+def compute_capability() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "none"
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}.{minor}"

@@ -1,0 +1,1 @@
+"""The parity suite: SGLang's own scheduler driven inside one process, arm against arm, and the proof it writes."""

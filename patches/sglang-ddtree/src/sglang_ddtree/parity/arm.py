@@ -1,0 +1,125 @@
+"""One arm of the suite in a process of its own: `python -m sglang_ddtree.parity.arm SPEC.json OUT.json`.
+
+SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "seed": 1 or null (keep the weights),
+"float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null, "places": 4}.
+OUT: {"ok": true, "start_s": ..., "results": [...]} or {"ok": false, "error": traceback}.
+Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EXCLUSIVE = ("timed", "profiled")
+
+
+def seeded_dummies(seed: int) -> None:
+    """Make SGLang's dummy loader draw weights that branch, before anything (fused copies included) reads them."""
+    from sglang.srt.model_loader import loader
+
+    from sglang_ddtree.parity.weights import reinitialise
+
+    loader.initialize_dummy_weights = lambda model, *_args, **_kwargs: reinitialise(model, seed)
+
+
+@contextlib.contextmanager
+def turn(path: str | None, places: int) -> Iterator[None]:
+    """Hold one of `places` locks: processes that share a GPU slow each other down more than they gain."""
+    if path is None:
+        yield
+        return
+    while True:
+        for place in range(places):
+            with Path(f"{path}.{place}").open("a") as handle:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    continue
+                yield
+                return
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def alone(path: str | None, places: int) -> Iterator[None]:
+    """Hold all places, one after the other and always in the same order."""
+    with contextlib.ExitStack() as stack:
+        for place in range(places if path else 0):
+            handle = stack.enter_context(Path(f"{path}.{place}").open("a"))
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def seeds_after_start() -> None:
+    """Let the sampler use request seeds, as deterministic inference does, without its attention kernels."""
+    from sglang.srt.runtime_context import get_context
+
+    get_context().override("parity.seeds", enable_deterministic_inference=True)
+
+
+def cache_states_of_text_models() -> None:
+    """SGLang caches recurrent states for the vision wrapper of Qwen3.5 but does not list its text-only twin."""
+    from sglang.srt.arg_groups import overrides
+
+    for name in ("_MAMBA_EXTRA_BUFFER_ARCHS", "_MAMBA_RADIX_CACHE_ARCHS"):
+        setattr(overrides, name, getattr(overrides, name) | {"Qwen3_5ForCausalLM"})
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    start = time.perf_counter()
+    from sglang_ddtree.parity.jobs import JOBS
+    from sglang_ddtree.parity.session import Session
+
+    if spec.get("float32"):
+        from sglang_ddtree.parity.float32 import use_native_layers
+
+        use_native_layers()
+    if spec.get("seed") is not None:
+        seeded_dummies(spec["seed"])
+    if spec.get("informed"):
+        from sglang_ddtree.parity.informed import install
+
+        install()
+    if spec.get("extra_buffer"):
+        cache_states_of_text_models()
+    session = Session(spec["argv"])
+    if spec.get("late_seeds"):
+        seeds_after_start()
+    started = time.perf_counter() - start
+    results = []
+    for entry in spec["jobs"]:
+        entry = dict(entry)
+        job = JOBS[entry.pop("job")]
+        hold = alone if job.__name__ in EXCLUSIVE else turn
+        with hold(spec.get("gpu_lock"), spec.get("places", 5)):
+            begin = time.perf_counter()
+            results.append(
+                {"job": job.__name__, **job(session, **entry), "took_s": round(time.perf_counter() - begin, 2)}
+            )
+    return {"ok": True, "start_s": round(started, 1), "results": results}
+
+
+def main(spec_path: str, out_path: str) -> int:
+    spec = json.loads(Path(spec_path).read_text())
+    os.environ.update(spec.get("environ", {}))
+    try:
+        result = run(spec)
+    except BaseException:  # noqa: BLE001  the suite reads the traceback; nobody watches this process
+        result = {"ok": False, "error": traceback.format_exc()}
+    Path(out_path).write_text(json.dumps(result))
+    return 0 if result["ok"] else 1
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], sys.argv[2])
+    sys.stdout.flush()
+    os._exit(code)  # the scheduler's daemon threads would hold the process

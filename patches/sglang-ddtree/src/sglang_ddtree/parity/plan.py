@@ -1,0 +1,260 @@
+"""Which arms the suite runs and what each must show: data for suite.py, free of SGLang."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from sglang_ddtree.parity import float32
+from sglang_ddtree.parity.jobs_data import fixed_asks
+
+BUDGETS = (1, 4, 15, 16, 17, 32, 64)
+CAPS = (1, 2, 4, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear or tree."""
+
+    name: str
+    kind: str
+    target: str
+    jobs: tuple[dict[str, Any], ...]
+    drafter: str = "drafter"
+    budget: int = 16
+    cap: int = 8
+    dtype: str = "float32"
+    seed: int | None = 1
+    requests: int = 8
+    tokens: int = 24000
+    informed: bool = True
+    extra: tuple[str, ...] = ()
+    seeded: bool = False
+    extra_buffer: bool = False
+    environ: tuple[tuple[str, str], ...] = ()
+
+    def argv(self, models: Path) -> list[str]:
+        """Arguments of sglang.launch_server. Radix cache and prefill graphs are off unless `extra` says otherwise."""
+        args = [
+            "--model-path",
+            str(models / self.target),
+            "--skip-tokenizer-init",
+            "--load-format",
+            "dummy",
+            "--dtype",
+            self.dtype,
+            "--attention-backend",
+            "triton",
+            "--sampling-backend",
+            "pytorch",
+            "--grammar-backend",
+            "none",
+            "--disable-prefill-cuda-graph",
+            "--page-size",
+            "1",
+            "--max-running-requests",
+            str(self.requests),
+            "--cuda-graph-max-bs-decode",
+            str(self.requests),
+            *(["--cuda-graph-bs-decode", "1", "2", "4", "8"] if self.requests == 8 else []),
+            "--max-total-tokens",
+            str(self.tokens),
+            "--mem-fraction-static",
+            "0.8",
+            "--random-seed",
+            "7",
+            "--log-level",
+            "warning",
+        ]
+        if "--context-length" not in self.extra:
+            args += ["--context-length", "4096"]  # SGLang's graph buffers grow with it
+        if "--enable-radix" not in self.extra:
+            args.append("--disable-radix-cache")
+        args += [a for a in self.extra if a != "--enable-radix"]
+        if self.kind == "ar":
+            return args
+        args += [
+            "--speculative-draft-model-path",
+            str(models / self.drafter),
+            "--speculative-draft-attention-backend",
+            "triton",
+            "--speculative-algorithm",
+            "DFLASH" if self.kind == "dflash" else "DDTREE",
+        ]
+        if self.kind == "dflash":
+            return args
+        return [
+            *args,
+            "--speculative-ddtree-mode",
+            self.kind,
+            "--speculative-ddtree-budget",
+            str(self.budget),
+            "--speculative-ddtree-topk-cap",
+            str(self.cap),
+            "--speculative-ddtree-allow-hybrid-unsafe",
+        ]
+
+    def spec(self, models: Path, lock: Path) -> dict[str, Any]:
+        environ = dict(self.environ)
+        if self.dtype == "float32":
+            environ.update(float32.ENVIRONMENT)
+        return {
+            "argv": self.argv(models),
+            "seed": self.seed,
+            "environ": environ,
+            "jobs": list(self.jobs),
+            "float32": self.dtype == "float32",
+            "informed": self.informed and self.kind == "tree",
+            "late_seeds": self.seeded,
+            "extra_buffer": self.extra_buffer,
+            "gpu_lock": str(lock),
+        }
+
+
+def tokens_job(count: int = 4, new: int = 256, *, together: bool = False, **params: Any) -> dict[str, Any]:
+    return {"job": "tokens", "together": together, "asks": fixed_asks(count, new, **params)}
+
+
+def informed_job(count: int, new: int, together: bool) -> dict[str, Any]:
+    return {"job": "informed_tokens", "together": together, "asks": fixed_asks(count, new, ignore_eos=True)}
+
+
+# Two requests alone, eight as a batch of mixed lengths, then both again with a drafter that knows the answers.
+MATRIX_JOBS = (
+    tokens_job(2, 256, ignore_eos=True),
+    tokens_job(8, 48, together=True),
+    informed_job(2, 256, together=False),
+    informed_job(8, 64, together=True),
+)
+
+
+def matrix(target: str) -> list[Arm]:
+    """Token identity in float32: every budget at the widest cap, every cap at one budget, alone and as a batch."""
+    jobs = MATRIX_JOBS
+    arms = [
+        Arm(f"{target}/ar", "ar", target, jobs),
+        Arm(f"{target}/dflash", "dflash", target, jobs),
+        Arm(f"{target}/linear", "linear", target, jobs),
+    ]
+    cells = [(b, 8) for b in BUDGETS] + [(b, c) for c in CAPS[:-1] for b in (16,)]
+    arms += [Arm(f"{target}/tree-{b}-{c}", "tree", target, jobs, budget=b, cap=c) for b, c in cells]
+    return arms
+
+
+def oracle(target: str) -> list[Arm]:
+    """Trees recorded with every node's law; the suite then asks plain decoding about each path."""
+    record = {"job": "record_trees", "rounds": 24, "asks": fixed_asks(3, 48)}
+    return [
+        Arm(f"{target}/oracle-{b}", "tree", target, (record,), budget=b, extra=("--disable-overlap-schedule",))
+        for b in (8, 16, 32)
+    ]
+
+
+def oracle_reference(target: str, sequences: list[list[int]]) -> Arm:
+    return Arm(f"{target}/oracle-ar", "ar", target, ({"job": "last_logprobs", "sequences": sequences},))
+
+
+def behaviour(target: str) -> list[Arm]:
+    """What a server must survive: ends inside a path, aborts, retraction, prefix hits, the context limit, sampling."""
+    ends = [
+        {"ids": a["ids"], "params": {"max_new_tokens": n}}
+        for a, n in zip(fixed_asks(6, 0), (1, 2, 3, 5, 200, 200), strict=True)
+    ]
+    stop = [{"ids": a["ids"], "params": {"max_new_tokens": 128, "stop_token_ids": [7, 9]}} for a in fixed_asks(4, 0)]
+    aborts = [{**a, "abort_after": 12 + 7 * i} if i % 2 else a for i, a in enumerate(fixed_asks(8, 96, ignore_eos=True))]
+    # An abort lands a round sooner or later, so only what both emitted is compared; the requests beside it are whole.
+    penalties = fixed_asks(3, 64, frequency_penalty=0.7, repetition_penalty=1.2, ignore_eos=True)
+    biased = fixed_asks(3, 64, logit_bias={"5": 3.0, "6": -3.0}, ignore_eos=True)
+    jobs = tuple(
+        {"job": "tokens", "together": together, "asks": asks}
+        for asks, together in (
+            (ends, True),
+            (stop, True),
+            (aborts, True),
+            (fixed_asks(8, 96), True),
+            (penalties, False),
+            (biased, False),
+            (fixed_asks(8, 96), True),
+        )
+    )
+    retract = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "7"))
+    again = {"job": "multi_turn", "asks": fixed_asks(3, 150, ignore_eos=True), "tail": [5, 6, 7]}
+    limit = [{"ids": a["ids"], "params": {"max_new_tokens": 4000, "ignore_eos": True}} for a in fixed_asks(1, 0)]
+    long = {"job": "tokens", "together": False, "asks": limit}
+    ten_thousand = {"job": "tokens", "asks": fixed_asks(1, 10000, ignore_eos=True)}
+    seeded = (
+        tokens_job(4, 128, temperature=0.8, top_p=0.9, top_k=20, sampling_seed=1234, ignore_eos=True),
+        tokens_job(4, 128, together=True, temperature=1.0, sampling_seed=77, ignore_eos=True),
+    )
+    arms = []
+    for kind in ("ar", "tree"):
+        arms += [
+            Arm(f"{target}/{kind}-behaviour", kind, target, jobs),
+            Arm(f"{target}/{kind}-seeded", kind, target, seeded, seeded=True),
+            Arm(f"{target}/{kind}-retract", kind, target, (tokens_job(8, 96, together=True),), environ=retract),
+            Arm(
+                f"{target}/{kind}-radix",
+                kind,
+                target,
+                (again,),
+                extra=("--enable-radix", "--max-mamba-cache-size", "64", "--mamba-track-interval", "64"),
+                extra_buffer=True,
+            ),
+            Arm(f"{target}/{kind}-limit", kind, target, (long,), extra=("--context-length", "1024")),
+            Arm(f"{target}/{kind}-10k", kind, target, (ten_thousand,), extra=("--context-length", "12288")),
+        ]
+    return arms
+
+
+def selftest(target: str) -> list[Arm]:
+    """What a host proves for itself: the matrix's ends, the oracle, no sync. Its proof covers budgets up to 64."""
+    names = [f"{target}/{tail}" for tail in ("ar", "dflash", "linear", "tree-1-8", "tree-16-1", "tree-16-8", "tree-64-8")]
+    audit = next(a for a in audits(target) if a.name == f"{target}/audit")
+    law = next(a for a in oracle(target) if a.budget == 32)
+    return [*(a for a in matrix(target) if a.name in names), audit, law]
+
+
+def half_precision(target: str) -> list[Arm]:
+    """bfloat16 as served: linear must be DFLASH's very tokens; where a tree leaves plain decoding, it must be a near tie."""
+    kinds = ("ar", "dflash", "linear", "tree")
+    return [Arm(f"{target}/bf16-{kind}", kind, target, MATRIX_JOBS, dtype="bfloat16") for kind in kinds]
+
+
+COST_VOCABULARY = 248320
+
+
+def costs(target: str) -> list[Arm]:
+    """Milliseconds of a round and where they go, on dummy weights of a real size: each arm alone on the GPU."""
+    jobs = tuple(
+        {"job": "timed", "vocab": COST_VOCABULARY, "batch": b, "short": 16, "long": 112, "repeats": 3} for b in (1, 2)
+    ) + ({"job": "profiled", "vocab": COST_VOCABULARY, "batch": 1, "new": 24},)
+    cells = [("ar", 16), ("linear", 16), ("tree", 8), ("tree", 16), ("tree", 32), ("tree", 64)]
+    return [
+        Arm(
+            f"{target}/cost-{kind}" + (f"-{budget}" if kind == "tree" else ""),
+            kind,
+            target,
+            jobs,
+            drafter=f"{target}-drafter",
+            budget=budget,
+            dtype="bfloat16",
+            seed=None,
+            informed=False,
+            requests=2,
+            tokens=6000,
+            extra=("--context-length", "4096"),
+        )
+        for kind, budget in cells
+    ]
+
+
+def audits(target: str) -> list[Arm]:
+    audit = {"job": "sync_audit", "asks": fixed_asks(4, 96, ignore_eos=True)}
+    flip = {"job": "flipped_mask", "asks": fixed_asks(2, 64)}
+    return [
+        Arm(f"{target}/audit", "tree", target, (MATRIX_JOBS[0], audit, flip), informed=False),
+        Arm(f"{target}/audit-eager", "tree", target, MATRIX_JOBS[:2], extra=("--disable-cuda-graph",), informed=False),
+        Arm(f"{target}/shadow", "shadow-linear", target, MATRIX_JOBS),
+        Arm(f"{target}/no-overlap", "tree", target, MATRIX_JOBS, extra=("--disable-overlap-schedule",)),
+    ]

@@ -1,0 +1,123 @@
+"""Which hybrid targets a tree may be verified on: combinations shipped as proven, and self-test records of this host.
+
+A sibling that sees its sibling's recurrent state instead of its parent's still writes plausible text, so nobody
+notices. The kernels are exact where the parity suite passed, and the suite must have passed on the very
+combination of model architecture, attention backend, compute capability and engine source. A record is one JSON
+file:
+
+    {"schema": 1, "engine": "<engine_digest()>", "architecture": "Qwen3_5ForCausalLM", "backend": "triton",
+     "compute_capability": "12.0", "driver": "580.159.04", "max_budget": 64, "passed": true,
+     "when": "2026-11-30T08:00:00Z", "suite": {...what ran and its figures, free form...}}
+
+`driver` may be absent; where it stands it must be the running one, since a driver carries the compiler of the kernels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+# A test holds that the worker imports nothing of this package that is neither here nor in the list of bystanders there.
+STATE_SOURCES = (
+    "algo.py",
+    "config.py",
+    "head.py",
+    "hooks.py",
+    "info.py",
+    "kernels/accept.py",
+    "kernels/buffers.py",
+    "kernels/build.py",
+    "kernels/keys.py",
+    "kernels/mask.py",
+    "kernels/sample.py",
+    "kernels/slots.py",
+    "kernels/topk.py",
+    "tags.py",
+    "verify.py",
+    "worker.py",
+)
+# Classes that wrap another one's layers: the vision wrapper of Qwen3.5 runs the text model's own, state for state.
+FAMILY = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
+_PACKAGE = Path(__file__).parent
+_DRIVER_FILE = Path("/sys/module/nvidia/version")
+
+
+@dataclasses.dataclass(frozen=True)
+class Combination:
+    """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes."""
+
+    architecture: str
+    backend: str
+    compute_capability: str
+    engine: str
+    driver: str | None
+    budget: int
+
+    def label(self) -> str:
+        return f"{self.architecture} on {self.backend}, compute capability {self.compute_capability}"
+
+
+def engine_digest(root: Path = _PACKAGE) -> str:
+    """sha256 over the sources that decide what a tree round computes: what a proof vouches for."""
+    digest = hashlib.sha256()
+    for name in STATE_SOURCES:
+        digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def running_driver(path: Path = _DRIVER_FILE) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def reject(record: Any, wanted: Combination) -> str | None:
+    """None if the record proves the combination, else the first reason why it does not."""
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return f"is no record of schema {SCHEMA}"
+    if record.get("passed") is not True:
+        return "records a suite that did not pass"
+    if record.get("architecture") not in (wanted.architecture, FAMILY.get(wanted.architecture)):
+        return f"is about architecture {record.get('architecture')!r}, not {wanted.architecture!r}"
+    for field in ("backend", "compute_capability", "engine"):
+        if record.get(field) != getattr(wanted, field):
+            return f"is about {field} {record.get(field)!r}, not {getattr(wanted, field)!r}"
+    if record.get("driver") is not None and wanted.driver is not None and record["driver"] != wanted.driver:
+        return f"was made under driver {record['driver']}; {wanted.driver} runs now"
+    if not isinstance(record.get("max_budget"), int) or record["max_budget"] < wanted.budget:
+        return f"covers budgets up to {record.get('max_budget')!r}, not {wanted.budget}"
+    return None
+
+
+def read_records(directory: Path) -> list[tuple[str, Any]]:
+    """(name, content) of each record; content is None where a file is no JSON."""
+    found: list[tuple[str, Any]] = []
+    if not directory.is_dir():
+        return found
+    for path in sorted(directory.glob("*.json")):
+        try:
+            found.append((path.name, json.loads(path.read_text())))
+        except (OSError, ValueError):
+            found.append((path.name, None))
+    return found
+
+
+def shipped(path: Path = _PACKAGE / "proven.json") -> list[tuple[str, Any]]:
+    """The records this package ships; each names the sources it was made with, so an edit withdraws it."""
+    return [(f"{path.name}#{index}", record) for index, record in enumerate(json.loads(path.read_text()))]
+
+
+def judge(wanted: Combination, records: list[tuple[str, Any]]) -> tuple[str | None, list[str]]:
+    """(name of the record that proves the combination or None, why each other one does not)."""
+    reasons = []
+    for name, record in records:
+        reason = reject(record, wanted)
+        if reason is None:
+            return name, reasons
+        reasons.append(f"{name} {reason}")
+    return None, reasons

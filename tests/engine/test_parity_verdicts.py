@@ -1,0 +1,150 @@
+"""What the parity suite concludes from its arms, and which arms it runs: no GPU, no SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sglang_ddtree.parity import plan, suite, verdicts
+from sglang_ddtree.parity.informed import RANKS, Informant
+from sglang_ddtree.parity.jobs_data import prompts
+
+
+def result(ids: list[list[int]], finish: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    return {"ok": True, "start_s": 1.0, "results": [{"job": "tokens", "ids": ids, "finish": finish or ["x"], **more}]}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "at"), [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1), ([], [], None)]
+)
+def test_first_difference(a: list[int], b: list[int], at: int | None) -> None:
+    assert verdicts.first_difference(a, b) == at
+
+
+def test_a_difference_and_a_wrong_end_are_both_told() -> None:
+    wrong = verdicts.same_tokens(result([[1, 2, 3]]), result([[1, 9, 3]], ["y"]), [0])
+    assert "differs at token 1" in wrong[0]
+    assert "finishes" in wrong[1]
+    assert verdicts.same_tokens(result([[1]]), result([[1]]), [0]) == []
+
+
+def test_an_aborted_request_may_end_anywhere_but_not_differ() -> None:
+    cut = result([[1, 2, 3, 4]], ["FINISH_ABORT"])
+    assert verdicts.same_tokens(cut, result([[1, 2]], ["FINISH_ABORT"]), [0]) == []
+    assert verdicts.same_tokens(cut, result([[1, 9]], ["FINISH_ABORT"]), [0]) != []
+
+
+def test_first_differences_carry_what_a_tie_is_judged_by() -> None:
+    want, got = result([[4, 5, 6]], asks=[{"ids": [1, 2]}]), result([[4, 9, 9]])
+    (found,) = verdicts.differences(want, got, [0])
+    assert found == {"sequence": [1, 2, 4], "tokens": [5, 9], "at": 1, "of": 3}
+
+
+def test_jobs_report_their_own_failures() -> None:
+    bad = result([[1]], wrong=["row 3 changed"], audited_rounds=0)
+    assert verdicts.job_failures(bad) == ["job 0: row 3 changed", "job 0 audited no round"]
+
+
+def test_accept_length_counts_rounds_not_the_prefill() -> None:
+    assert verdicts.accept_length(result([[1] * 11, [1] * 21], rounds=[5, 10])) == 2.0
+    assert verdicts.accept_length(result([[1]], rounds=[0])) is None
+
+
+TREE = {
+    "prefix": [5, 6],
+    "tokens": [6, 1, 2, 3],
+    "parent": [0, 0, 0, 2],
+    "depth": [0, 1, 1, 2],
+    "logprobs": [[-1.0, -2.0]] * 4,
+}
+
+
+def test_a_nodes_sequence_is_its_prefix_and_path() -> None:
+    assert verdicts.node_paths(TREE) == [[5, 6], [5, 6, 1], [5, 6, 2], [5, 6, 2, 3]]
+    assert verdicts.oracle_sequences([TREE, TREE]) == verdicts.node_paths(TREE)
+
+
+def test_the_oracle_sees_a_wrong_node() -> None:
+    sequences = verdicts.oracle_sequences([TREE])
+    right = verdicts.oracle_errors([TREE], sequences, [[-1.0, -2.0]] * 4)
+    assert right["max_error"] == 0.0
+    assert (right["nodes"], right["nodes_with_elder_sibling"], right["top1_equal"]) == (4, 1, 4)
+    wrong = verdicts.oracle_errors([TREE], sequences, [[-1.0, -2.0]] * 3 + [[-2.0, -1.0]])
+    assert wrong["max_error"] == 1.0
+    assert wrong["max_error_by_depth"] == {"0": 0.0, "1": 0.0, "2": 1.0}
+    assert wrong["top1_equal"] == 3
+
+
+def test_every_budget_and_cap_is_run_on_both_targets() -> None:
+    for target in ("dense", "hybrid"):
+        arms = plan.matrix(target)
+        cells = {(a.budget, a.cap) for a in arms if a.kind == "tree"}
+        assert {b for b, c in cells if c == 8} == set(plan.BUDGETS)
+        assert {c for _b, c in cells} == set(plan.CAPS)
+        assert {a.kind for a in arms} == {"ar", "dflash", "linear", "tree"}
+
+
+def test_arms_are_compared_with_plain_decoding_of_the_same_jobs() -> None:
+    arms = [*plan.matrix("hybrid"), *plan.behaviour("hybrid"), *plan.audits("hybrid")]
+    by_name = {a.name: a for a in arms}
+    for arm in arms:
+        if arm.kind != "ar" and "oracle" not in arm.name:
+            assert suite.common_jobs(by_name[suite.reference_of(arm)], arm), arm.name
+
+
+def test_a_wrong_arm_turns_the_report_red(tmp_path: Path) -> None:
+    arms = [a for a in plan.matrix("dense") if a.name in ("dense/ar", "dense/tree-16-8")]
+    jobs = [{"job": "tokens", "ids": [[1, 2]], "finish": ["e"], "rounds": [1], "leaked": False} for _ in arms[0].jobs]
+    good = {"ok": True, "start_s": 1.0, "results": jobs}
+    bad = {"ok": True, "start_s": 1.0, "results": [*jobs[:-1], {**jobs[-1], "ids": [[1, 3]]}]}
+    assert all(not r["wrong"] for r in suite.judge({a.name: good for a in arms}, arms))
+    rows = suite.judge({"dense/ar": good, "dense/tree-16-8": bad}, arms)
+    assert "differs at token 1" in rows[1]["wrong"][0]
+    assert "WRONG" in suite.table(rows)
+    crashed = suite.judge({"dense/ar": good, "dense/tree-16-8": {"ok": False, "error": "Traceback\nBoom: x"}}, arms)
+    assert crashed[1]["wrong"] == ["Boom: x"]
+    assert tmp_path.is_dir()
+
+
+def test_the_self_test_writes_a_record_the_engine_accepts() -> None:
+    from sglang_ddtree import args, proofs
+
+    arms = plan.selftest("hybrid")
+    assert {a.kind for a in arms} == {"ar", "dflash", "linear", "tree"}
+    rows = [{"arm": a.name, "wrong": []} for a in arms]
+    record = suite.proof(rows, arms, "2026-01-01T00:00:00Z")
+    capability, driver = args.compute_capability(), proofs.running_driver()
+    wanted = proofs.Combination("Qwen3_5ForCausalLM", "triton", capability, proofs.engine_digest(), driver, 64)
+    assert proofs.reject(record, wanted) is None
+    rows[0]["wrong"] = ["differs"]
+    assert "did not pass" in (proofs.reject(suite.proof(rows, arms, ""), wanted) or "")
+
+
+def test_a_leak_is_wrong() -> None:
+    leaky = result([[1]], leaked=True, memory_before={"kv": 5}, memory_after={"kv": 4})
+    assert len(verdicts.leaks(leaky)) == 1
+
+
+def test_the_informant_puts_the_truth_at_the_promised_rank() -> None:
+    informant = object.__new__(Informant)
+    informant.table = torch.full((2, 40), -1, dtype=torch.int64)
+    informant.table[1] = torch.arange(40) % 11
+    informant.ranks = torch.tensor(RANKS)
+    logits = torch.randn(2 * 4, 11, generator=torch.Generator().manual_seed(0))
+    told = informant.sharpen(logits.clone(), torch.tensor([1, 0]), torch.tensor([9, 3]))
+    for depth in range(4):
+        at = 9 + depth + 1
+        order = told[depth].argsort(descending=True).tolist()
+        assert abs(order.index(at % 11) - RANKS[at % len(RANKS)]) <= 1
+        if RANKS[at % len(RANKS)] == 0:
+            assert order[0] == at % 11
+    assert torch.equal(told[4:].argsort(), logits[4:].argsort())
+
+
+def test_prompts_are_fixed_and_stay_inside_the_vocabulary() -> None:
+    lines = prompts(4, 10, 32)
+    assert lines == prompts(4, 10, 32)
+    assert [len(line) for line in lines] == [10, 13, 16, 19]
+    assert all(3 <= token < 30 for line in lines for token in line)

@@ -1,0 +1,118 @@
+"""Which record proves which combination."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang_ddtree import proofs
+from sglang_ddtree.proofs import Combination
+
+WANTED = Combination("Qwen3_5ForCausalLM", "triton", "12.0", "e" * 64, "580.1", 32)
+RECORD = {"schema": 1, "engine": "e" * 64, "architecture": "Qwen3_5ForCausalLM", "backend": "triton",
+          "compute_capability": "12.0", "driver": "580.1", "max_budget": 64, "passed": True}  # fmt: skip
+
+
+def test_a_record_of_this_very_combination_proves_it() -> None:
+    assert proofs.reject(RECORD, WANTED) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"schema": 2}, "schema"),
+        ({"passed": False}, "did not pass"),
+        ({"passed": "yes"}, "did not pass"),
+        ({"engine": "f" * 64}, "engine"),
+        ({"architecture": "Qwen3NextForCausalLM"}, "architecture"),
+        ({"backend": "fa3"}, "backend"),
+        ({"compute_capability": "9.0"}, "compute_capability"),
+        ({"driver": "570.0"}, "driver"),
+        ({"max_budget": 16}, "budgets up to 16"),
+        ({"max_budget": None}, "budgets"),
+    ],
+)
+def test_any_other_record_does_not(change: dict[str, Any], says: str) -> None:
+    reason = proofs.reject({**RECORD, **change}, WANTED)
+    assert reason is not None
+    assert says in reason
+
+
+def test_a_record_without_a_driver_holds_under_any() -> None:
+    assert proofs.reject({k: v for k, v in RECORD.items() if k != "driver"}, WANTED) is None
+    assert proofs.reject(RECORD, dataclasses.replace(WANTED, driver=None)) is None
+
+
+def test_the_first_record_that_holds_is_named_and_the_others_explained(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{broken")
+    (tmp_path / "b.json").write_text(json.dumps({**RECORD, "passed": False}))
+    (tmp_path / "c.json").write_text(json.dumps(RECORD))
+    (tmp_path / "notes.txt").write_text("no record")
+    name, reasons = proofs.judge(WANTED, proofs.read_records(tmp_path))
+    assert name == "c.json"
+    assert [r.split()[0] for r in reasons] == ["a.json", "b.json"]
+
+
+def test_no_folder_is_no_record(tmp_path: Path) -> None:
+    assert proofs.read_records(tmp_path / "absent") == []
+
+
+def test_the_vision_wrapper_is_proven_by_the_layers_it_wraps() -> None:
+    wrapper = dataclasses.replace(WANTED, architecture="Qwen3_5ForConditionalGeneration")
+    assert proofs.reject(RECORD, wrapper) is None
+    assert proofs.reject({**RECORD, "architecture": wrapper.architecture}, WANTED) is not None
+
+
+def test_an_edit_of_what_a_round_computes_withdraws_a_proof(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    shutil.copytree(Path(proofs.__file__).parent, package)
+    first = proofs.engine_digest(package)
+    assert first == proofs.engine_digest()
+    (package / "refusals.py").write_text("changed")
+    assert proofs.engine_digest(package) == first
+    (package / "kernels" / "accept.py").write_text("changed")
+    assert proofs.engine_digest(package) != first
+
+
+BYSTANDERS = {
+    "__init__.py",
+    "args.py",
+    "metrics.py",
+    "proofs.py",
+    "refusals.py",
+    "kernels/__init__.py",
+    "kernels/shadow.py",
+}
+
+
+def test_the_proof_covers_all_that_the_worker_imports() -> None:
+    """What is left out decides whether a server starts, or counts, but not what a tree round computes."""
+    root = Path(proofs.__file__).parent
+    seen: set[str] = set()
+    waiting = ["worker.py", "algo.py", "hooks.py"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for node in ast.walk(ast.parse((root / name).read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang_ddtree"):
+                base = (node.module or "").split(".")[1:]
+                for path in ["/".join(base) + ".py", *("/".join([*base, alias.name]) + ".py" for alias in node.names)]:
+                    if (root / path).is_file():
+                        waiting.append(path)
+    assert seen - BYSTANDERS == set(proofs.STATE_SOURCES)
+
+
+def test_shipped_records_say_what_was_proven_and_with_which_sources() -> None:
+    shipped = proofs.shipped()
+    assert shipped
+    for _name, record in shipped:
+        assert record["passed"] is True
+        assert len(record["engine"]) == 64
+        assert record["suite"]["results"].startswith("benchmarks/results/")

@@ -1,0 +1,152 @@
+"""Every reason not to start a server, each with the flag to change, and the configuration that has none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang_ddtree import refusals
+from sglang_ddtree.config import DDTreeConfig
+from sglang_ddtree.refusals import Facts
+
+DENSE = Facts(architecture="Qwen3ForCausalLM", drafter_block=16, capability="9.0")
+HYBRID = Facts("Qwen3_5ForCausalLM", hybrid="gdn", drafter_block=16, capability="9.0", proof="record.json")
+
+
+def args(**changes: Any) -> Any:
+    base = {
+        "tokenizer_worker_num": 1, "pp_size": 1, "dp_size": 1, "tp_size": 1, "enable_dp_attention": False,
+        "disaggregation_mode": "null", "enable_lora": None, "lora_paths": None, "speculative_adaptive": False,
+        "speculative_use_rejection_sampling": False, "enable_pdmux": False, "enable_two_batch_overlap": False,
+        "speculative_draft_model_path": "drafter", "page_size": 1, "attention_backend": "triton",
+        "prefill_attention_backend": None, "decode_attention_backend": None, "speculative_draft_window_size": None,
+        "speculative_dflash_block_size": None, "mamba_radix_cache_strategy": "extra_buffer",
+        "enable_linear_replayssm": False, "enable_linear_replayssm_spec": False,
+        "speculative_attention_mode": "prefill",
+        "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0,
+        "disable_radix_cache": True, "uses_mamba_radix_cache": True, "enable_deterministic_inference": False,
+        "enable_unified_memory": False, "enable_page_major_kv_layout": False, "enable_hisparse": False,
+    }  # fmt: skip
+    unknown = set(changes) - set(base)
+    assert not unknown, f"no rule reads {unknown}"
+    return SimpleNamespace(**{**base, **changes})
+
+
+def reasons(mode: str, facts: Facts = DENSE, config: dict[str, Any] | None = None, **changes: Any) -> list[str]:
+    return refusals.reasons(args(**changes), DDTreeConfig(mode=mode, **(config or {})), facts)
+
+
+@pytest.mark.parametrize("mode", ["linear", "shadow-linear", "tree"])
+@pytest.mark.parametrize("facts", [DENSE, HYBRID])
+def test_a_plain_server_is_admitted(mode: str, facts: Facts) -> None:
+    assert reasons(mode, facts) == []
+
+
+ALWAYS = [
+    ({"tokenizer_worker_num": 2}, "--tokenizer-worker-num 1"),
+    ({"pp_size": 2}, "--pipeline-parallel-size 1"),
+    ({"dp_size": 2}, "--data-parallel-size 1"),
+    ({"enable_dp_attention": True}, "--enable-dp-attention"),
+    ({"disaggregation_mode": "decode"}, "--disaggregation-mode null"),
+    ({"enable_lora": True}, "--enable-lora"),
+    ({"lora_paths": ["a=b"]}, "--lora-paths"),
+    ({"speculative_adaptive": True}, "--speculative-adaptive"),
+    ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
+    ({"enable_pdmux": True}, "--enable-pdmux"),
+    ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+    ({"speculative_draft_model_path": None}, "--speculative-draft-model-path"),
+]
+TREE_ONLY = [
+    ({"page_size": 16}, "--page-size 1"),
+    ({"tp_size": 2}, "--tensor-parallel-size 1"),
+    ({"attention_backend": "fa3"}, "--attention-backend triton"),
+    ({"decode_attention_backend": "flashinfer"}, "--attention-backend triton"),
+    ({"attention_backend": "trtllm_mha"}, "--attention-backend triton"),
+    ({"speculative_draft_window_size": 512}, "--speculative-draft-window-size"),
+    ({"speculative_dflash_block_size": 8}, "--speculative-dflash-block-size is 8"),
+    ({"enable_linear_replayssm": True}, "--enable-linear-replayssm"),
+    ({"enable_linear_replayssm_spec": True}, "--enable-linear-replayssm"),
+    ({"speculative_attention_mode": "decode"}, "--speculative-attention-mode prefill"),
+    ({"speculative_accept_threshold_single": 0.5}, "--speculative-accept-threshold-single"),
+    ({"speculative_accept_threshold_acc": 0.5}, "--speculative-accept-threshold-acc"),
+    ({"enable_deterministic_inference": True}, "--enable-deterministic-inference"),
+    ({"enable_unified_memory": True}, "--enable-unified-memory"),
+    ({"enable_page_major_kv_layout": True}, "--enable-page-major-kv-layout"),
+    ({"enable_hisparse": True}, "--enable-hisparse"),
+]
+
+
+@pytest.mark.parametrize(("change", "names"), ALWAYS)
+@pytest.mark.parametrize("mode", ["linear", "shadow-linear", "tree"])
+def test_what_no_mode_serves(change: dict[str, Any], names: str, mode: str) -> None:
+    (reason,) = reasons(mode, **change)
+    assert names in reason
+
+
+@pytest.mark.parametrize(("change", "names"), TREE_ONLY)
+def test_what_trees_do_not_serve(change: dict[str, Any], names: str) -> None:
+    (reason,) = reasons("tree", **change)
+    assert names in reason
+    assert reasons("linear", **change) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "names"),
+    [
+        ({"sliding_window": True}, "sliding-window"),
+        ({"mla": True}, "MLA"),
+        ({"hybrid": "NemotronHConfig"}, "NemotronHConfig"),
+        ({"plan_stream": True}, "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"),
+        ({"simulated_acceptance": True}, "SGLANG_SIMULATE_ACC_LEN"),
+    ],
+)
+def test_what_the_models_or_the_environment_rule_out(facts: dict[str, Any], names: str) -> None:
+    found = reasons("tree", Facts(**{"drafter_block": 16, "proof": "x", **facts}))
+    assert len(found) == 1
+    assert names in found[0]
+
+
+def test_lazy_state_buffers_are_refused_for_hybrids_only() -> None:
+    lazy = {"mamba_radix_cache_strategy": "extra_buffer_lazy"}
+    assert "extra_buffer" in reasons("tree", HYBRID, **lazy)[0]
+    assert reasons("tree", DENSE, **lazy) == []
+
+
+def test_prefix_caches_that_would_continue_from_a_wrong_state() -> None:
+    cached = {"disable_radix_cache": False}
+    unsafe = {"allow_hybrid_unsafe": True}
+    (reason,) = reasons("tree", HYBRID, unsafe, uses_mamba_radix_cache=False, **cached)
+    assert "in plain decoding too" in reason
+    (reason,) = reasons("tree", HYBRID, unsafe, mamba_radix_cache_strategy="no_buffer", **cached)
+    assert "extra_buffer" in reason
+    (reason,) = reasons("tree", HYBRID, **cached)
+    assert "--speculative-ddtree-allow-hybrid-unsafe" in reason
+    assert reasons("tree", HYBRID, unsafe, **cached) == []
+    assert reasons("tree", DENSE, **cached) == []
+    assert reasons("shadow-linear", HYBRID, **cached) == []
+
+
+def test_an_unproven_hybrid_names_the_self_test_and_the_flag() -> None:
+    unproven = Facts(architecture="Qwen3_5ForCausalLM", hybrid="gdn", capability="12.0", drafter_block=16,
+                     proof_reasons=("old.json is about engine 'x', not 'y'",))  # fmt: skip
+    (reason,) = reasons("tree", unproven)
+    for part in ("Qwen3_5ForCausalLM", "12.0", "self-test", "--speculative-ddtree-allow-hybrid-unsafe", "old.json"):
+        assert part in reason
+    assert reasons("tree", unproven, {"allow_hybrid_unsafe": True}) == []
+    assert reasons("shadow-linear", unproven) == []
+
+
+def test_the_unsafe_flag_admits_nothing_else() -> None:
+    """It stands for 'nobody has checked this GPU', never for wrong states."""
+    lightning = Facts(architecture="X", hybrid="BailingHybridConfig", drafter_block=16)
+    assert len(reasons("tree", lightning, {"allow_hybrid_unsafe": True})) == 1
+    assert len(reasons("tree", HYBRID, {"allow_hybrid_unsafe": True}, page_size=16)) == 1
+
+
+def test_all_reasons_are_told_at_once() -> None:
+    found = reasons("tree", page_size=16, tp_size=2, pp_size=2)
+    assert len(found) == 3
+    text = refusals.message(DDTreeConfig(mode="tree"), found)
+    assert text.count("\n  - ") == 3
+    assert "mode tree" in text
