@@ -20,6 +20,10 @@ mount -t overlay overlay -o "lowerdir=$base,upperdir=$dir/disk/upper,workdir=$di
 umount -R /sys/fs/cgroup 2>/dev/null || true
 mount -t cgroup2 none /sys/fs/cgroup
 
+# systemd-nspawn keeps a folder by machine name here and empties it at each boot; hosts of other labs share our name
+mkdir -p /run/systemd/nspawn
+mount -t tmpfs -o mode=755 none /run/systemd/nspawn
+
 turn=0
 while [ "$turn" -lt 50 ]; do
   turn=$((turn + 1)) rc=0
