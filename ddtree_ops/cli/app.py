@@ -25,6 +25,7 @@ COMMANDS: tuple[str, ...] = (
     "doctor",
     "bootstrap",
     "smoke",
+    "selftest",
     "targets",
     "render",
     "plan",

@@ -6,16 +6,12 @@ Python, sent, and installed into a venv of their own by the bootstrap.
 
 from __future__ import annotations
 
-import io
 import subprocess
-import tarfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from ddtree_ops.bootstrap import Wish, carry_out, look
 from ddtree_ops.bundle.wheel import SGLANG_VERSION
 from ddtree_ops.connection import Connection
-from ddtree_ops.data import data_dir
 from ddtree_ops.errors import RefusedError, UnreachableError
 from ddtree_ops.inventory.load import load_fleet
 from ddtree_ops.lab.inventory import PAIR_MODELS, PAIR_VENV, inventory_text
@@ -24,6 +20,7 @@ from ddtree_ops.lab.machine import Machine
 from ddtree_ops.lab.names import DEFAULT_LAB
 from ddtree_ops.lab.system import THIS_MACHINE
 from ddtree_ops.model import HostSpec
+from ddtree_ops.selftest_pair import packed
 from ddtree_ops.wiring import connect
 
 # SGLang's own sources are what the engine is laid over; of its dependencies the CPU engine needs none.
@@ -78,23 +75,9 @@ def install_venv(connection: Connection, lab: Lab) -> list[str]:
         return carry_out(connection, prospect, lambda line: lab.say(f"{host}: {line}"))
 
 
-def packed_weights(pair: Path) -> bytes:
-    """A tar of what the servers read."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for path in sorted(pair.glob("*/*")):
-            info = tar.gettarinfo(path, str(path.relative_to(pair)))
-            info.uid = info.gid = 0
-            info.uname = info.gname = "root"
-            info.mode = 0o644
-            with path.open("rb") as handle:
-                tar.addfile(info, handle)
-    return stream.getvalue()
-
-
 def copy_weights(machine: Machine) -> None:
     line = f"mkdir -p {PAIR_MODELS} && tar -x -C {PAIR_MODELS}"
-    data = packed_weights(data_dir("patches") / "selftest-pair")
+    data = packed().data
     done = subprocess.run(machine.ssh_argv(line), input=data, capture_output=True, timeout=COPY_S, check=False)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()

@@ -50,3 +50,11 @@ def _values(data: object, key: str) -> list[float | None]:
         found = [value for name, value in data.items() if name == key]
         return found + [value for part in data.values() for value in _values(part, key)]
     return [value for part in data for value in _values(part, key)] if isinstance(data, list) else []
+
+
+def test_a_host_without_a_gpu_proves_nothing(cli: Cli, host: Machine) -> None:
+    """The lab's GPUs are made up: the suite is sent and started, finds no SGLang that runs, and says so."""
+    done = cli("selftest", f"{host.name}:main", expect=4, timeout=300)
+    assert "the suite did not run" in done.stderr
+    assert host.ssh("test -e /opt/ddtree/proofs").returncode != 0
+    assert host.ssh("ls /opt/ddtree/selftest-pair/*/target/model.safetensors").returncode == 0

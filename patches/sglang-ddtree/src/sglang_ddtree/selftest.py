@@ -137,7 +137,11 @@ def main(argv: list[str]) -> int:
     options = arguments(argv)
     from sglang_ddtree.args import compute_capability
 
-    capability = compute_capability()
+    try:
+        capability = compute_capability()
+    except ImportError as error:
+        print(f"{error}: this is not the environment that SGLang runs in", file=sys.stderr)
+        return 2
     if capability == "none":
         print("no CUDA GPU is visible here: nothing to prove", file=sys.stderr)
         return 2
