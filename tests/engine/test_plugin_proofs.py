@@ -109,10 +109,9 @@ def test_the_proof_covers_all_that_the_worker_imports() -> None:
     assert seen - BYSTANDERS == set(proofs.STATE_SOURCES)
 
 
-def test_shipped_records_say_what_was_proven_and_with_which_sources() -> None:
-    shipped = proofs.shipped()
-    assert shipped
-    for _name, record in shipped:
+def test_a_shipped_record_vouches_for_the_sources_it_ships_with() -> None:
+    """A stale one would admit nothing here and yet look like a promise to whoever plans a deploy."""
+    for _name, record in proofs.shipped():
         assert record["passed"] is True
-        assert len(record["engine"]) == 64
+        assert record["engine"] == proofs.engine_digest()
         assert record["suite"]["results"].startswith("benchmarks/results/")

@@ -19,13 +19,9 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("target", ["hybrid", "dense"])
 def test_a_host_can_prove_itself(target: str, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
-    ran = subprocess.run(
-        [sys.executable, "-m", "sglang_ddtree.parity.suite", "--section", f"{target}/selftest", "--out", str(tmp_path)]
-        + ["--proof", str(record), "--parallel", "9", "--limit-s", "840"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "sglang_ddtree.parity.suite", "--section", f"{target}/selftest"]
+    command += ["--out", str(tmp_path), "--proof", str(record), "--parallel", "9", "--limit-s", "840"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr[-2000:]
     proof = json.loads(record.read_text())
     assert proof["passed"] is True
