@@ -209,8 +209,12 @@ def compare_rows(honest: Any, flipped: Any) -> dict[str, Any]:
             below.add(row)
     changed = {row for row in range(used) if not torch.equal(logits[row], flipped[0][row])}
     same_tree = tokens == flipped[3]
-    return {"changed": sorted(changed), "below_node_1": sorted(below), "used": used,
-            "as_expected": same_tree and changed == below}
+    return {
+        "changed": sorted(changed),
+        "below_node_1": sorted(below),
+        "used": used,
+        "as_expected": same_tree and changed == below,
+    }
 
 
 def timed(session: Session, *, vocab: int, batch: int, short: int, long: int, repeats: int = 5) -> dict[str, Any]:

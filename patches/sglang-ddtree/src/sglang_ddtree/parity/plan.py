@@ -162,7 +162,8 @@ def behaviour(target: str) -> list[Arm]:
         for a, n in zip(fixed_asks(6, 0), (1, 2, 3, 5, 200, 200), strict=True)
     ]
     stop = [{"ids": a["ids"], "params": {"max_new_tokens": 128, "stop_token_ids": [7, 9]}} for a in fixed_asks(4, 0)]
-    aborts = [{**a, "abort_after": 12 + 7 * i} if i % 2 else a for i, a in enumerate(fixed_asks(8, 96, ignore_eos=True))]
+    long_lived = fixed_asks(8, 96, ignore_eos=True)
+    aborts = [{**a, "abort_after": 12 + 7 * i} if i % 2 else a for i, a in enumerate(long_lived)]
     # An abort lands a round sooner or later, so only what both emitted is compared; the requests beside it are whole.
     penalties = fixed_asks(3, 64, frequency_penalty=0.7, repetition_penalty=1.2, ignore_eos=True)
     biased = fixed_asks(3, 64, logit_bias={"5": 3.0, "6": -3.0}, ignore_eos=True)
@@ -209,14 +210,15 @@ def behaviour(target: str) -> list[Arm]:
 
 def selftest(target: str) -> list[Arm]:
     """What a host proves for itself: the matrix's ends, the oracle, no sync. Its proof covers budgets up to 64."""
-    names = [f"{target}/{tail}" for tail in ("ar", "dflash", "linear", "tree-1-8", "tree-16-1", "tree-16-8", "tree-64-8")]
+    tails = ("ar", "dflash", "linear", "tree-1-8", "tree-16-1", "tree-16-8", "tree-64-8")
+    names = [f"{target}/{tail}" for tail in tails]
     audit = next(a for a in audits(target) if a.name == f"{target}/audit")
     law = next(a for a in oracle(target) if a.budget == 32)
     return [*(a for a in matrix(target) if a.name in names), audit, law]
 
 
 def half_precision(target: str) -> list[Arm]:
-    """bfloat16 as served: linear must be DFLASH's very tokens; where a tree leaves plain decoding, it must be a near tie."""
+    """bfloat16 as served: linear must be DFLASH's very tokens; where a tree leaves plain decoding, a near tie."""
     kinds = ("ar", "dflash", "linear", "tree")
     return [Arm(f"{target}/bf16-{kind}", kind, target, MATRIX_JOBS, dtype="bfloat16") for kind in kinds]
 
@@ -226,9 +228,9 @@ COST_VOCABULARY = 248320
 
 def costs(target: str) -> list[Arm]:
     """Milliseconds of a round and where they go, on dummy weights of a real size: each arm alone on the GPU."""
-    jobs = tuple(
-        {"job": "timed", "vocab": COST_VOCABULARY, "batch": b, "short": 16, "long": 112, "repeats": 3} for b in (1, 2)
-    ) + ({"job": "profiled", "vocab": COST_VOCABULARY, "batch": 1, "new": 24},)
+    timed = {"job": "timed", "vocab": COST_VOCABULARY, "short": 16, "long": 112, "repeats": 3}
+    profiled = {"job": "profiled", "vocab": COST_VOCABULARY, "batch": 1, "new": 24}
+    jobs = ({**timed, "batch": 1}, {**timed, "batch": 2}, profiled)
     cells = [("ar", 16), ("linear", 16), ("tree", 8), ("tree", 16), ("tree", 32), ("tree", 64)]
     return [
         Arm(

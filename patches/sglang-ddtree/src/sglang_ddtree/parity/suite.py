@@ -117,7 +117,8 @@ def reference_of(arm: Arm) -> str:
     target, _, tail = arm.name.partition("/")
     if tail.startswith("bf16-"):
         return f"{target}/bf16-dflash" if arm.kind == "linear" else f"{target}/bf16-ar"
-    if tail.startswith("tree-") and tail.split("-", 1)[1] in ("behaviour", "retract", "radix", "limit", "seeded", "10k"):
+    paired = ("behaviour", "retract", "radix", "limit", "seeded", "10k")
+    if tail.startswith("tree-") and tail.split("-", 1)[1] in paired:
         return f"{target}/ar-{tail.split('-', 1)[1]}"
     return f"{target}/ar"
 
@@ -219,8 +220,15 @@ def with_asks(result: dict[str, Any], arm: Arm) -> dict[str, Any]:
 
 
 def sections(names: list[str]) -> list[Arm]:
-    builders = {"matrix": plan.matrix, "behaviour": plan.behaviour, "audits": plan.audits,
-                "oracle": plan.oracle, "bf16": plan.half_precision, "costs": plan.costs, "selftest": plan.selftest}
+    builders = {
+        "matrix": plan.matrix,
+        "behaviour": plan.behaviour,
+        "audits": plan.audits,
+        "oracle": plan.oracle,
+        "bf16": plan.half_precision,
+        "costs": plan.costs,
+        "selftest": plan.selftest,
+    }
     return [arm for name in names for arm in builders[name.split("/")[1]](name.split("/")[0])]
 
 
