@@ -63,12 +63,14 @@ class Connection:
         headers: Callable[[Settings], Mapping[str, str]] = lambda _settings: {},
         read: Callable[[str], bytes] | None = None,
         close: Callable[[], None] = lambda: None,
+        round_trips: Callable[[], int] = lambda: 0,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.host = host
         self._headers = headers
         self._patience_s = patience_s
         self.close = close
+        self.round_trips = round_trips
         self._read_file = read
         self._agent = agent
         self._clock = clock

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class Attempt:
 
     plan: Plan | None = None
     notes: Sequence[str] = ()
+    seconds: float = 0.0
+    round_trips: int = 0
 
 
 Act = Callable[[Connection, Settings], Outcome]
@@ -124,7 +126,7 @@ class Deploy:
             else:
                 self.act(self.work(connection, release, plan, facts), attempt)
 
-        return self.attempt(connection.host, settings, act)
+        return self.attempt(connection, settings, act)
 
     def back(self, connection: Connection, settings: Settings, pick: Pick, reason: str) -> Outcome:
         """One instance to a release that ``pick`` finds on the host; what is left by hand counts as taken back."""
@@ -140,11 +142,11 @@ class Deploy:
                 work.marks = reason
                 self.act(work, attempt)
 
-        return self.attempt(connection.host, settings, act)
+        return self.attempt(connection, settings, act)
 
-    def attempt(self, host: HostSpec, settings: Settings, act: Callable[[Attempt], None]) -> Outcome:
+    def attempt(self, connection: Connection, settings: Settings, act: Callable[[Attempt], None]) -> Outcome:
         """Every way an attempt can end is an outcome; even a bug must not hide the results of other hosts."""
-        attempt, began = Attempt(), self.clock.monotonic()
+        attempt, began, trips = Attempt(), self.clock.monotonic(), connection.round_trips()
         error: DdtreeError | None = None
         try:
             self.token.check()
@@ -161,8 +163,8 @@ class Deploy:
                 found, why="this is a bug of ddtree-ops", next="run it again with --debug and report it"
             )
             status = Status.FAILED
-        outcome = self.outcome(host, settings, status, attempt.plan, self.clock.monotonic() - began, error)
-        return replace(outcome, notes=(*outcome.notes, *attempt.notes))
+        attempt.seconds, attempt.round_trips = self.clock.monotonic() - began, connection.round_trips() - trips
+        return self.outcome(connection.host, settings, status, attempt, error)
 
     def look(self, connection: Connection, settings: Settings) -> tuple[HostFacts, Release, Plan]:
         """Facts, the release they make, the plan; refuses a host that moved or is not fit."""
@@ -241,6 +243,7 @@ class Deploy:
             draining=self.draining,
             health_timeout_s=self.health_timeout_s,
             dead_man_s=self.dead_man_s,
+            alive_at=self.clock.monotonic(),
             who=self.who,
         )
 
@@ -252,10 +255,11 @@ class Deploy:
         host: HostSpec,
         settings: Settings,
         status: Status,
-        plan: Plan | None = None,
-        seconds: float = 0.0,
+        attempt: Attempt | None = None,
         error: DdtreeError | None = None,
     ) -> Outcome:
+        attempt = attempt or Attempt()
+        plan = attempt.plan
         outcome = Outcome(
             host=host.name,
             instance=settings.instance,
@@ -263,11 +267,11 @@ class Deploy:
             release=plan.release if plan else None,
             before=plan.before if plan else None,
             effect=str(plan.effect) if plan else "",
-            seconds=seconds,
+            seconds=attempt.seconds,
+            round_trips=attempt.round_trips,
             error=error,
-            notes=plan.notes if plan else (),
+            notes=(*(plan.notes if plan else ()), *attempt.notes),
         )
-        self.audit(outcome)
         self.report(Event(Kind.END, host.name, settings.instance, str(status), outcome.line))
         return outcome
 

@@ -77,6 +77,7 @@ class Outcome:
     before: str | None = None
     effect: str = ""
     seconds: float = 0.0
+    round_trips: int = 0
     error: DdtreeError | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -111,6 +112,7 @@ class Outcome:
             "before": self.before,
             "effect": self.effect,
             "seconds": round(self.seconds, 3),
+            "round_trips": self.round_trips,
             "exit_code": int(self.code),
             "notes": list(self.notes),
             "error": None

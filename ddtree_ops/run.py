@@ -26,7 +26,7 @@ def carry_out(work: Work, evidence_dir: Path) -> None:
     begun: list[Step] = []
     try:
         for step in build(work):
-            work.token.check()
+            work.alive()
             begun.append(step)
             work.tell(Kind.START, step.name, step.line)
             work.tell(Kind.OK, step.name, step.do())

@@ -232,7 +232,6 @@ def restart(work: Work) -> str:
 def wait_health(work: Work) -> str:
     """Wait for the wanted release; a server that we did not restart is judged as it is."""
     before = Before(work.there.unit.invocation, stop_limit(work.there.settings)) if work.restarted else None
-    work.alive_at = work.clock.monotonic()
     wait = waiting(work, work.release.settings, work.release.id, work.alive)
     completion = wait.until_healthy(work.start_timeout_s, before)
     work.evidence[HEALTHY] = {"tokens": completion.tokens, "seconds": completion.seconds}
@@ -260,7 +259,7 @@ def prove(work: Work) -> str:
 def arm(work: Work) -> str:
     """The host's own timer: if it hears nothing from us for that long, it takes back by itself."""
     work.helper.call("arm", work.arming(work.dead_man_s))
-    work.armed = True
+    work.armed, work.alive_at = True, work.clock.monotonic()
     return f"if it hears nothing for {work.dead_man_s:.0f} s"
 
 

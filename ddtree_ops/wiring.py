@@ -42,7 +42,16 @@ def connect(host: HostSpec, patience_s: float = PATIENCE_S) -> Connection:
     def headers(settings: Settings) -> Mapping[str, str]:
         return KEYRING.headers(host, settings)
 
-    return Connection(host, agent, CLOCK, headers=headers, read=read, close=remote.close, patience_s=patience_s)
+    return Connection(
+        host,
+        agent,
+        CLOCK,
+        headers=headers,
+        read=read,
+        close=remote.close,
+        round_trips=lambda: remote.round_trips,
+        patience_s=patience_s,
+    )
 
 
 def engine() -> Engine:

@@ -37,7 +37,7 @@ STEPS = (
 STAYS = "record"  # the release was confirmed before this step began
 EITHER = "confirm"  # the request may have been on its way already
 NEIGHBOURS = ("switch", "restart", "health")  # on these steps' hosts another instance runs, and must not notice
-DEAD_MAN_S = 8
+DEAD_MAN_S = 15
 
 
 @dataclass
