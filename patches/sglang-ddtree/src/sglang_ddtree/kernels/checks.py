@@ -5,6 +5,8 @@ figure, and cheap enough (seconds) to run on a host. ``small=True`` shrinks the 
 interpreter can run the same code.
 """
 
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -377,3 +379,14 @@ def run_checks(sizes: Sizes) -> dict[str, str | float]:
         except CheckError as error:
             results[name] = str(error)
     return results
+
+
+def main() -> int:
+    """Print the results as JSON; 1 if a kernel differs."""
+    results = run_checks(Sizes("cuda"))
+    print(json.dumps(results, indent=1))
+    return int(any(isinstance(result, str) for result in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
