@@ -62,18 +62,20 @@ def _build_tree_kernel(
     spine = 1
     for row in range(1, rows):
         best = tl.max(weight, 0)
-        candidates = weight == best
+        tied = weight == best
+        smallest = tl.min(tl.where(tied, path, 0x7FFFFFFFFFFFFFFF), 0)
+        chosen = tied & (path == smallest)
         if KEEP_SPINE:
             # The spine's next node is the first child of the node emitted last: slot row - 1.
             forced_weight = tl.max(tl.where(lane == row - 1, weight, float("-inf")), 0)
             spine = tl.where((row <= D) & (forced_weight > float("-inf")), spine, 0)
-            candidates = tl.where(spine != 0, lane == row - 1, candidates)
+            chosen = tl.where(spine != 0, lane == row - 1, chosen)
             best = tl.where(spine != 0, forced_weight, best)
-        c_path = tl.min(tl.where(candidates, path, 0x7FFFFFFFFFFFFFFF), 0)
         # Without a candidate nothing is chosen, and the packed fields read depth 1, rank 0, parent -1.
         live = best > float("-inf")
-        chosen = candidates & (path == c_path) & (weight > float("-inf"))
+        chosen = chosen & (weight > float("-inf"))
         c_meta = tl.sum(tl.where(chosen, meta, 0), 0)
+        c_path = tl.sum(tl.where(chosen, path, 0), 0)
         c_digit = tl.sum(tl.where(chosen, digit, 0), 0)
         c_above = tl.sum(tl.where(chosen, above, 0.0), 0)
         c_rank = ((c_meta >> 26) & 31).to(tl.int32)

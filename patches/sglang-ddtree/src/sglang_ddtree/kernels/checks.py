@@ -38,7 +38,7 @@ class Sizes:
     device: str
     vocab: int = 248320
     requests: int = 5
-    rows: tuple[int, ...] = (1, 2, 9, 16, 17, 33, 64, 65)
+    rows: tuple[int, ...] = (2, 9, 16, 17, 33, 64, 65)
     k_dim: int = 128
     heads: int = 4
     value_heads: int = 12

@@ -20,7 +20,7 @@ def _tree_mask_kernel(
     WORDS: tl.constexpr, NP: tl.constexpr, BP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
-    n = tl.full([], rows, tl.int64)
+    n = rows.to(tl.int64)
     other = tl.arange(0, BP)
     lens = tl.load(seq_lens_ptr + other, mask=other < request, other=0).to(tl.int64)
     base = tl.sum(tl.where(other < request, n * (lens + n), 0), 0)
