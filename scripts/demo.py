@@ -28,12 +28,11 @@ from rich.text import Text
 
 from ddtree_ops.errors import DdtreeError, ExitCode
 from ddtree_ops.lab.lab import Lab
-from ddtree_ops.lab.names import LabNames
+from ddtree_ops.lab.owned import owned_lab, take_down
 from ddtree_ops.lab.system import debian, require_root
 
 COLUMNS = 110
 STEP_S = 240.0
-LAB = "demo"
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Step:
 
 
 STORY = (
-    Step("Two hosts with a real systemd and sshd.", ("lab", "up", "--lab", LAB), shown=False),
+    Step("Two hosts with a real systemd and sshd.", ("lab", "up"), shown=False),
     Step("First deploy: linear speculation on both.", ("deploy", "lab"), shown=False),
     Step(
         "What would a draft tree of 32 nodes change?", ("plan", "lab1", "--mode", "tree", "--budget", "32"), shown=False
@@ -59,7 +58,7 @@ STORY = (
     Step("What the inventory wants is on disk, loaded, and what answers.", ("status", "lab")),
     Step(
         "Now break one on purpose: a server with 64 nodes runs out of memory on lab1.",
-        ("lab", "fault", "lab1", "CRASH_AT_START=1", "ONLY=budget=64", "--lab", LAB),
+        ("lab", "fault", "lab1", "CRASH_AT_START=1", "ONLY=budget=64"),
         shown=False,
     ),
     Step(
@@ -141,7 +140,8 @@ def run_in_terminal(argv: Sequence[str], env: dict[str, str], mirror: bool) -> t
 
 def environment(lab: Lab, step: Step, home: Path) -> dict[str, str]:
     """For one step: the lab's inventory, and a home for everything else that a deploy writes on its operator's side."""
-    own = {"DDTREE_INVENTORY": str(lab.names.inventory), "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    own = {"DDTREE_LAB": lab.names.lab, "DDTREE_INVENTORY": str(lab.names.inventory)}
+    own |= {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     if step.words[0] != "lab":  # the lab keeps its own state where `lab up` and `lab down` find it
         own |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "DATA", "STATE")}
     return {**{key: value for key, value in os.environ.items() if key != "NO_COLOR"}, **own}
@@ -205,9 +205,9 @@ def main() -> int:
         debian()
     except DdtreeError as error:
         return refuse(console, error)
-    lab, started, done = Lab(LabNames(LAB)), time.monotonic(), False
+    lab, started, done = Lab(owned_lab("demo")), time.monotonic(), False
     try:
-        lab.down()  # a demonstration that was killed may have left its hosts
+        take_down("demo")  # what a demonstration that was killed left
         with tempfile.TemporaryDirectory(prefix="ddtree-demo-") as home:
             done = tell(console, picture, lab, Path(home))
         if done and options.svg:
@@ -216,7 +216,9 @@ def main() -> int:
     except KeyboardInterrupt:
         return int(ExitCode.INTERRUPTED)
     finally:
-        if not options.keep:
+        if options.keep:
+            console.print(f"the hosts stay: ddtree-ops lab status --lab {lab.names.lab}")
+        else:
             lab.down()
             console.print("the hosts are gone; nothing of them stays but the cached base root")
     console.print(f"{'done' if done else 'failed'} in {time.monotonic() - started:.0f} s")

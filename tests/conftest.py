@@ -6,8 +6,9 @@ import signal
 import threading
 from types import FrameType
 
-import leftovers
 import pytest
+
+from ddtree_ops.lab import owned
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -22,4 +23,4 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that started the others ends last
-        leftovers.take_down()
+        owned.take_down("test")

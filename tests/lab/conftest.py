@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import leftovers
 import pytest
 
+from ddtree_ops.lab import owned
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
 
@@ -38,8 +38,9 @@ def lab() -> Iterator[Lab]:
     """The session's lab with two running hosts."""
     if os.geteuid() != 0:
         pytest.skip("the lab needs root: run `make test` as root, or only the other tests: pytest -m 'not lab'")
-    leftovers.take_down()
-    made = Lab(leftovers.lab_of_this_process())
+    owned.take_down("test")
+    owner = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else None
+    made = Lab(owned.owned_lab("test", owner))
     try:
         made.up(2)
         yield made

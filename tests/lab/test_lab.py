@@ -10,10 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import leftovers
 import pytest
 
 from ddtree_ops.errors import RefusedError
@@ -33,31 +33,32 @@ def said(machine: Machine, line: str, user: str = "root") -> str:
     return done.stdout.strip()
 
 
-def footprint() -> dict[str, list[str]]:
-    """Everything a lab adds to this machine: links, namespaces, mounts, loop devices, control groups, processes."""
+def footprint(names: LabNames) -> dict[str, list[str]]:
+    """Everything a lab adds to this machine, kinds of which there is nothing left out."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    loops = run("losetup", "--list", "--noheadings", "--output", "BACK-FILE").stdout.split()
     commands = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
+        with suppress(OSError):
             commands.append(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return {
-        "links": sorted(name for name in os.listdir("/sys/class/net") if name.startswith("dd")),
-        "namespaces": sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else [],
-        "mounts": sorted(line for line in mounts if "ddtree" in line and " nsfs " not in line),
-        "loops": sorted(run("losetup", "--list", "--noheadings", "--output", "BACK-FILE").stdout.split()),
-        "groups": sorted(path.name for path in cgroup2().glob("ddtree-lab-*")),
-        "processes": sorted(command for command in commands if "systemd-nspawn" in command or "boot.sh" in command),
+    found = {
+        "links": [name for name in os.listdir("/sys/class/net") if name.startswith(f"dd{names.tag}")],
+        "namespaces": [path.name for path in Path("/run/netns").glob(f"ddtree-{names.lab}-*")],
+        "mounts": [line for line in mounts if f"{names.dir}/" in line],
+        "loops": [file for file in loops if file.startswith(f"{names.dir}/")],
+        "groups": [path.name for path in cgroup2().glob(names.cgroup)],
+        "processes": [command for command in commands if f"{names.dir}/" in command],
+        "files": [str(names.dir)] if names.dir.exists() else [],
     }
+    return {kind: things for kind, things in found.items() if things}
 
 
 @pytest.fixture
-def other() -> Iterator[Lab]:
+def other(lab: Lab) -> Iterator[Lab]:
     """A second lab beside the session's, not yet up."""
-    lab = Lab(LabNames(f"{leftovers.lab_of_this_process().lab}-other"))
-    yield lab
-    lab.down()
+    made = Lab(LabNames(f"{lab.names.lab}-other"))
+    yield made
+    made.down()
 
 
 # ---- hosts are real
@@ -330,38 +331,34 @@ def test_up_boots_a_host_that_is_off_with_its_disk(lab: Lab, host: Machine) -> N
 
 
 def test_two_labs_share_nothing_and_the_second_leaves_nothing(host: Machine, other: Lab) -> None:
-    before = footprint()
     (second,) = other.up(1, disk_mib=256)
+    assert set(footprint(other.names)) == {"links", "namespaces", "loops", "groups", "processes", "files"}
     assert second.address.rpartition(".")[0] != host.address.rpartition(".")[0]
     assert said(second, "hostname") == said(host, "hostname") == "lab1"
     assert other.down()
-    assert footprint() == before
-    assert not other.names.dir.exists()
+    assert footprint(other.names) == {}
     assert not other.down()
 
 
 def test_an_up_that_fails_leaves_nothing(other: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = footprint()
-
     def fail(self: Machine) -> None:
         raise RefusedError(f"{self.name} must not boot")
 
     monkeypatch.setattr(Machine, "wait", fail)
     with pytest.raises(RefusedError, match="must not boot"):
         other.up(2, disk_mib=256)
-    assert footprint() == before
+    assert footprint(other.names) == {}
 
 
 def test_a_killed_up_is_taken_down_by_name(other: Lab) -> None:
     """kill -9 in the middle of `lab up`; `lab down` then finds all of it, also without the lab's own record."""
-    before = footprint()
     command = [sys.executable, "-m", "ddtree_ops", "lab", "up", "--lab", other.names.lab, "--disk", "256"]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
-    while footprint()["processes"] == before["processes"]:
+    while "processes" not in footprint(other.names):
         assert time.monotonic() < deadline
     started.send_signal(signal.SIGKILL)
     started.wait()
     (other.names.dir / "lab.json").unlink()
     assert other.down()
-    assert footprint() == before
+    assert footprint(other.names) == {}
