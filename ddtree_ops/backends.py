@@ -157,6 +157,14 @@ def _tree_fa3(case: Case) -> str | None:
     return None
 
 
+def _tree_prefix_cache(case: Case) -> str | None:
+    if case.mode is not Mode.TREE or case.target is None or not case.target.hybrid:
+        return None
+    if "--disable-radix-cache" in case.flags or "--speculative-ddtree-allow-hybrid-unsafe" in case.flags:
+        return None
+    return "recurrent states kept along tree paths for the prefix cache are not proven: add --disable-radix-cache"
+
+
 ONE = ("1",)
 RULES: dict[str, tuple[Rule, ...]] = {
     "0.5.17": (
@@ -177,8 +185,16 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _speculation(
             "--speculative-draft-window-size", (), "a draft window uses slots of the tree", "drop it", tree_only=True
         ),
+        _speculation(
+            "--enable-deterministic-inference",
+            (),
+            "its attention reads mask cells that a tree leaves unwritten",
+            "drop --enable-deterministic-inference",
+            tree_only=True,
+        ),
         _tree_attention,
         _tree_fa3,
+        _tree_prefix_cache,
     )
 }
 

@@ -18,7 +18,7 @@ CACHE = "/var/cache/ddtree"
 def settings(**change: Any) -> Settings:
     given: dict[str, Any] = {
         "instance": "tree", "mode": Mode.TREE, "gpus": (0,), "port": 30001, "model": MODEL, "drafter": DRAFTER,
-        "venv": VENV, "budget": 16, "max_running_requests": 4,
+        "venv": VENV, "budget": 16, "max_running_requests": 4, "extra_args": ("--disable-radix-cache",),
     }  # fmt: skip
     return Settings(**(given | change))
 

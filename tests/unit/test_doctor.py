@@ -322,6 +322,7 @@ def test_a_drafter_of_another_model() -> None:
         (("--attention-backend", "trtllm_mha"), Mode.LINEAR, "prefills on compute capability 10.x only"),
         (("--attention-backend", "flashinfer"), Mode.TREE, "proven on triton, not on flashinfer"),
         (("--page-size", "16"), Mode.TREE, "set --page-size 1"),
+        (("--enable-deterministic-inference",), Mode.TREE, "drop --enable-deterministic-inference"),
         (("--enable-dp-attention",), Mode.LINEAR, "drop --enable-dp-attention"),
         (("--mamba-radix-cache-strategy", "extra_buffer_lazy"), Mode.LINEAR, "extra_buffer"),
         (("--linear-attn-backend", "flashinfer"), Mode.TREE, "set --linear-attn-backend triton"),
@@ -329,7 +330,7 @@ def test_a_drafter_of_another_model() -> None:
     ],
 )
 def test_flags_that_cannot_work(extra: tuple[str, ...], mode: Mode, said: str) -> None:
-    results = found(healthy(), settings(extra_args=extra, mode=mode))
+    results = found(healthy(), settings(extra_args=(*extra, "--disable-radix-cache"), mode=mode))
     assert "backend" in ids(results)
     assert any(said in f.seen for f in results)
 
@@ -345,7 +346,7 @@ def test_flags_that_cannot_work(extra: tuple[str, ...], mode: Mode, said: str) -
     ],
 )
 def test_flags_that_work(extra: tuple[str, ...], mode: Mode) -> None:
-    assert found(healthy(), settings(extra_args=extra, mode=mode)) == []
+    assert found(healthy(), settings(extra_args=(*extra, "--disable-radix-cache"), mode=mode)) == []
 
 
 def test_unproven_trees() -> None:

@@ -30,6 +30,7 @@ drafter = "{DRAFTER}"
 venv = "{VENV}"
 budget = 16
 max_running_requests = 4
+extra_args = ["--disable-radix-cache"]
 
 [hosts.two]
 address = "two"
