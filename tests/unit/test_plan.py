@@ -213,9 +213,7 @@ def test_a_plan_that_changes_nothing_means_that_all_is_as_wanted(
 ) -> None:
     unit = UnitState(load="loaded", active=active, sub="running", needs_reload=reload)
     releases = {made.id: on_disk(made) for made in (LINEAR, TREE)}
-    known = InstanceFacts(
-        "a", unit, unit_text=text, current=current, running=running, proven=proven, releases=releases
-    )
+    known = InstanceFacts("a", unit, unit_text=text, current=current, running=running, proven=proven, releases=releases)
     plan = make_plan(LINEAR, facts(known))
     as_wanted = (
         (current, text, reload) == (LINEAR.id, LINEAR.unit, False)
