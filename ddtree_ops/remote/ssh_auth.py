@@ -13,6 +13,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
@@ -73,6 +74,13 @@ class Named(InMemoryPrivateKey):
         super().__init__(user, key)
         self.name = name
 
+    def authenticate(self, transport: paramiko.Transport) -> Any:
+        """A host that wants more than a key has not let us in; paramiko would call that a success."""
+        further = super().authenticate(transport)
+        if further:
+            raise paramiko.BadAuthenticationType("the key is not enough", list(further))
+        return further
+
     def __repr__(self) -> str:
         return self.name
 
@@ -96,7 +104,7 @@ def explain_auth(error: AuthFailure, where: str, ssh: str) -> AuthError:
 
 def said(result: object) -> str:
     if isinstance(result, paramiko.BadAuthenticationType):
-        return f"no keys allowed, only {', '.join(result.allowed_types)}"
+        return f"a key alone is not enough, it wants {', '.join(result.allowed_types)}"
     if isinstance(result, paramiko.AuthenticationException):
         return "refused"
     return str(result) or type(result).__name__

@@ -80,11 +80,13 @@ class _Session(paramiko.ServerInterface):
         self._server, self._transport = server, transport
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        if username == "two-factors":
+            return paramiko.AUTH_PARTIALLY_SUCCESSFUL
         fits = username == self._server.user and key == self._server.user_key
         return paramiko.AUTH_SUCCESSFUL if fits else paramiko.AUTH_FAILED
 
-    def get_allowed_auths(self, _username: str) -> str:
-        return "publickey"
+    def get_allowed_auths(self, username: str) -> str:
+        return "keyboard-interactive" if username == "two-factors" else "publickey"
 
     def check_channel_request(self, kind: str, _chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED if kind == "session" else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED

@@ -171,6 +171,11 @@ def test_a_wrong_user_or_key_is_an_auth_error(open_ssh: Open, change: dict[str, 
     assert error.value.host == "h1"
 
 
+def test_a_host_that_wants_more_than_a_key_is_said_so(open_ssh: Open) -> None:
+    with pytest.raises(AuthError, match="a key alone is not enough, it wants keyboard-interactive"):
+        open_ssh(user="two-factors").run(["true"], deadline_s=5)
+
+
 def test_a_key_file_that_is_not_there_is_named(open_ssh: Open) -> None:
     with pytest.raises(AuthError, match=r"id_nowhere does not exist"):
         open_ssh(key="id_nowhere").run(["true"], deadline_s=5)
