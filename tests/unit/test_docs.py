@@ -100,3 +100,10 @@ def test_every_test_that_a_document_names_exists() -> None:
     named = set(re.findall(r"`(test_\w+\.py::test_\w+)`", text))
     assert named
     assert named <= tests, named - tests
+
+
+def test_the_readme_names_every_page_and_shows_what_exists() -> None:
+    text = (DOCS.parent / "README.md").read_text()
+    links = set(re.findall(r"\]\(((?!https?:)[^)#]+)", text))
+    assert all((DOCS.parent / link).exists() for link in links), links
+    assert {f"docs/{page.name}" for page in DOCS.glob("*.md")} <= links
