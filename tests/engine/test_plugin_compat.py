@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +104,38 @@ def test_hooked_functions_are_all_checked_before() -> None:
 
     checked = {target.path for target in compat.TARGETS if target.use == "hook"}
     assert checked == {target for target, _hook, _kind in hooks.table()}
+
+
+PATCHED = """
+import torchvision_stub
+torchvision_stub.install()
+from sglang.version import __version__
+from sglang_ddtree import compat
+found = compat.problems(__version__)
+assert not found, found
+import sglang.srt.speculative.dflash_utils as patched
+assert "acc_additive_penalties" in open(patched.__file__).read(), "the series is not in"
+"""
+
+
+def test_the_patched_release_is_as_the_table_says_too(sglang_src: Path, tmp_path: Path) -> None:
+    """What a host runs is the pinned release with the series of patches applied."""
+    from sglang_ddtree import SGLANG_VERSION
+
+    from ddtree_ops.bundle.patches import apply_series, read_base, read_series
+    from ddtree_ops.data import data_dir
+
+    folder = data_dir("patches") / f"sglang-{SGLANG_VERSION}"
+    shutil.copytree(sglang_src / "sglang", tmp_path / "sglang", ignore=shutil.ignore_patterns("__pycache__"))
+    patched = apply_series(read_series(folder), read_base(folder), lambda path: (sglang_src / path).read_bytes())
+    for path, data in patched.items():
+        (tmp_path / path).write_bytes(data)
+    search = [str(tmp_path), str(Path(__file__).parent), *(p for p in sys.path if p and p != str(sglang_src))]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PATCHED],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
