@@ -2,7 +2,8 @@
 """The demonstration behind ``make demo``: two real hosts, four deploys (one broken on purpose), a rollback.
 
 Every step runs the real ``ddtree-ops`` in a terminal of its own and checks its exit code. Nothing is mocked but the
-model server, which says of itself that it is a stand-in. ``--svg FILE`` exports the run as the README's picture.
+model server, which says of itself that it is a stand-in; at the end the self-test pair takes its place and writes text.
+``--svg FILE`` exports the run as the README's picture.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ddtree_ops.lab.system import debian, require_root
 
 COLUMNS = 110
 STEP_S = 240.0
+PROMPT = "def read_config(path):"
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Step:
     words: Sequence[str]
     expect: ExitCode = ExitCode.DONE
     shown: bool = True
+    pair: bool = False  # with the inventory of the self-test pair
 
 
 STORY = (
@@ -69,6 +72,11 @@ STORY = (
     Step("And by hand: back to the last proven release before this one.", ("rollback", "lab1"), shown=False),
     Step("What happened on lab1.", ("history", "lab1"), shown=False),
     Step("What runs now, and where lab1 differs from the inventory.", ("status", "lab"), shown=False),
+    Step("Real weights on lab1, sent as to a host without internet.", ("lab", "pair", "lab1"), shown=False),
+    Step("A chain drafts, on the CPU.", ("deploy", "lab1", "--mode", "linear"), shown=False, pair=True),
+    Step("What it writes, in how many rounds.", ("lab", "ask", "lab1", PROMPT), shown=False),
+    Step("A tree of 32 nodes.", ("deploy", "lab1", "--mode", "tree", "--budget", "32"), shown=False, pair=True),
+    Step("The same text, to the letter, in fewer rounds.", ("lab", "ask", "lab1", PROMPT), shown=False),
 )
 
 
@@ -140,7 +148,8 @@ def run_in_terminal(argv: Sequence[str], env: dict[str, str], mirror: bool) -> t
 
 def environment(lab: Lab, step: Step, home: Path) -> dict[str, str]:
     """For one step: the lab's inventory, and a home for everything else that a deploy writes on its operator's side."""
-    own = {"DDTREE_LAB": lab.names.lab, "DDTREE_INVENTORY": str(lab.names.inventory)}
+    inventory = lab.names.pair_inventory if step.pair else lab.names.inventory
+    own = {"DDTREE_LAB": lab.names.lab, "DDTREE_INVENTORY": str(inventory)}
     own |= {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     if step.words[0] != "lab":  # the lab keeps its own state where `lab up` and `lab down` find it
         own |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CONFIG", "DATA", "STATE")}

@@ -129,20 +129,43 @@ def renew(session: Session, host: HostName, name: Name = DEFAULT_LAB) -> None:
     _state(session, machine.state())
 
 
-@command(app, "pair", examples=["ddtree-ops lab pair"])
-def pair(session: Session, name: Name = DEFAULT_LAB) -> None:
-    """Put the self-test pair on every host: real weights and real text, served by the engine's CPU reference.
+@command(app, "pair", examples=["ddtree-ops lab pair", "ddtree-ops lab pair lab1"])
+def pair(
+    session: Session,
+    hosts: Annotated[list[str] | None, typer.Argument(metavar="[HOST]...", show_default=False)] = None,
+    name: Name = DEFAULT_LAB,
+) -> None:
+    """Put the self-test pair on hosts: real weights and real text, served by the engine's CPU reference.
 
     Its Python packages travel as wheels, the way a host without an index gets them. Prints the inventory to use.
     """
     from ddtree_ops.lab.pair import install
 
     lab = _lab(session, name)
-    did = install(lab)
+    did = install(lab, [lab.machine(host) for host in hosts or ()])
     if session.json:
         session.out.data({"inventory": str(lab.names.pair_inventory), "hosts": did})
     else:
         session.out.line(f"inventory: {lab.names.pair_inventory}")
+
+
+@command(app, "ask", examples=["ddtree-ops lab ask lab1 'def read_config(path):'"])
+def ask(
+    session: Session,
+    host: HostName,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", show_default=False, help="What the text begins with.")],
+    tokens: Annotated[int, typer.Option(min=1, max=1000, help="How many to add.")] = 64,
+    name: Name = DEFAULT_LAB,
+) -> None:
+    """Let the pair that a host serves go on with a text, and show in how many rounds it did."""
+    from ddtree_ops.lab.pair import complete
+
+    said = complete(_lab(session, name).machine(host), prompt, tokens)
+    if session.json:
+        session.out.data({"host": host, **said.data()})
+    else:
+        session.out.line(f"{prompt}{said.text}")
+        session.out.line(said.line)
 
 
 @command(app, "fill", examples=["ddtree-ops lab fill lab1 --leave 1", "ddtree-ops lab fill lab1 --empty"])

@@ -34,6 +34,7 @@ launch_module = "ddtree_standin"     # not SGLang: same flags and endpoints, not
 """
 PAIR_MODELS = "/models/selftest-pair"
 PAIR_VENV = "/opt/pair/venv"
+PAIR_PORT = 30010
 PAIR = f"""\
 model = "{PAIR_MODELS}/target"
 drafter = "{PAIR_MODELS}/drafter"
@@ -71,7 +72,7 @@ def inventory_text(
     head = HEAD.format(
         flags=flags, path=path, identity=identity, known_hosts=known_hosts, names=names, what=what, instance=defaults
     )
-    instance, gpu, port = ("pair", 1, 30010) if pair else ("main", 0, 30000)
+    instance, gpu, port = ("pair", 1, PAIR_PORT) if pair else ("main", 0, 30000)
     return head + "".join(
         HOST.format(name=name, address=address, instance=instance, gpu=gpu, port=port) for name, address in hosts
     )

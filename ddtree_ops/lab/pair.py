@@ -6,15 +6,19 @@ Python, sent, and installed into a venv of their own by the bootstrap.
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from ddtree_ops.bootstrap import Wish, carry_out, look
 from ddtree_ops.bundle.wheel import SGLANG_VERSION
 from ddtree_ops.connection import Connection
 from ddtree_ops.errors import RefusedError, UnreachableError
 from ddtree_ops.inventory.load import load_fleet
-from ddtree_ops.lab.inventory import PAIR_MODELS, PAIR_VENV, inventory_text
+from ddtree_ops.lab.inventory import PAIR_MODELS, PAIR_PORT, PAIR_VENV, inventory_text
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
 from ddtree_ops.lab.names import DEFAULT_LAB
@@ -26,6 +30,12 @@ from ddtree_ops.wiring import connect
 # SGLang's own sources are what the engine is laid over; of its dependencies the CPU engine needs none.
 REQUIREMENTS = (f"sglang=={SGLANG_VERSION}", "numpy>=2.2,<2.4", "safetensors>=0.5,<1", "tokenizers>=0.21,<1")
 COPY_S = 120.0
+# lab hosts have no curl
+POST = """\
+import sys, urllib.request as u
+r = u.Request("http://127.0.0.1:%s/generate" % sys.argv[1], sys.argv[2].encode(), {"Content-Type": "application/json"})
+sys.stdout.write(u.urlopen(r, timeout=100).read().decode())
+"""
 Connect = Callable[[HostSpec], Connection]
 
 
@@ -82,3 +92,38 @@ def copy_weights(machine: Machine) -> None:
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
         raise UnreachableError(f"the weights could not be copied: {said}", machine.name, next="ddtree-ops lab status")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the pair wrote, and what it took."""
+
+    text: str
+    tokens: int
+    rounds: int | None  # None without speculation
+
+    @property
+    def line(self) -> str:
+        if not self.rounds:
+            return f"[{self.tokens} tokens, one by one]"
+        return f"[{self.tokens} tokens in {self.rounds} rounds, {self.tokens / self.rounds:.2f} a round]"
+
+    def data(self) -> dict[str, Any]:
+        return {"text": self.text, "tokens": self.tokens, "rounds": self.rounds}
+
+
+def complete(machine: Machine, prompt: str, tokens: int) -> Said:
+    """Ask the pair's server on this host, greedily."""
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+    line = f"python3 -c {shlex.quote(POST)} {PAIR_PORT} {shlex.quote(json.dumps(body))}"
+    done = machine.ssh(line, timeout=COPY_S)
+    if done.returncode != 0:
+        raise UnreachableError(
+            f"the pair does not answer: {(done.stderr.strip().splitlines() or ['no word'])[-1]}",
+            machine.name,
+            "it must be deployed there first",
+            f"ddtree-ops -i {machine.names.lab.pair_inventory} deploy {machine.name}",
+        )
+    answer = json.loads(done.stdout)
+    meta = answer["meta_info"]
+    return Said(answer["text"], meta["completion_tokens"], meta.get("spec_verify_ct"))

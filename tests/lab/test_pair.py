@@ -11,14 +11,7 @@ from ddtree_ops.lab.pair import install
 
 from .conftest import Cli
 
-ASK = """python3 - <<'END'
-import json, urllib.request
-body = {"prompt": "def read_config(path):\\n", "max_tokens": 40, "temperature": 0}
-request = urllib.request.Request(
-    "http://127.0.0.1:30010/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-)
-print(json.dumps(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"]))
-END"""
+PROMPT = "def read_config(path):\n"
 
 
 def test_real_text_and_real_trees(lab: Lab, host: Machine, tmp_path: Path) -> None:
@@ -31,11 +24,11 @@ def test_real_text_and_real_trees(lab: Lab, host: Machine, tmp_path: Path) -> No
     said = {}
     for mode in (("linear",), ("tree", "--budget", "16")):
         cli("deploy", host.name, "--mode", *mode, timeout=300)
-        answer = host.ssh(ASK, timeout=90)
-        assert answer.returncode == 0, answer.stderr
+        answer = cli("lab", "ask", host.name, PROMPT, "--tokens", "40", "--lab", lab.names.lab, "--json")
         said[mode[0]] = json.loads(answer.stdout)
-    assert said["tree"] == said["linear"]
-    assert len(said["tree"].split()) > 5
+    assert said["tree"]["text"] == said["linear"]["text"]
+    assert len(said["tree"]["text"].split()) > 5
+    assert said["tree"]["rounds"] < said["linear"]["rounds"] < 40
 
     shown = json.loads(cli("status", host.name, "--json", expect=(0, 8)).stdout)
     assert '"accept_length": ' in json.dumps(shown)
