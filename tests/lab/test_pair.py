@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ddtree_ops.errors import UnreachableError
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
-from ddtree_ops.lab.pair import install
+from ddtree_ops.lab.pair import complete, install
 
 from .conftest import Cli
 
@@ -20,15 +23,20 @@ def test_real_text_and_real_trees(lab: Lab, host: Machine, tmp_path: Path) -> No
     assert did[host.name][-1].startswith("installed ")
     assert install(lab, [host])[host.name] == ["copied the pair's weights"], "the second time the venv stays"
 
+    with pytest.raises(UnreachableError, match="the pair does not answer"):
+        complete(host, PROMPT, 4)
+
     cli = Cli(lab.names.pair_inventory, tmp_path)
     said = {}
     for mode in (("linear",), ("tree", "--budget", "16")):
         cli("deploy", host.name, "--mode", *mode, timeout=300)
-        answer = cli("lab", "ask", host.name, PROMPT, "--tokens", "40", "--lab", lab.names.lab, "--json")
-        said[mode[0]] = json.loads(answer.stdout)
-    assert said["tree"]["text"] == said["linear"]["text"]
-    assert len(said["tree"]["text"].split()) > 5
-    assert said["tree"]["rounds"] < said["linear"]["rounds"] < 40
+        said[mode[0]] = complete(host, PROMPT, 40)
+    chain, tree = said["linear"], said["tree"]
+    assert tree.text == chain.text
+    assert len(tree.text.split()) > 5
+    assert chain.rounds is not None
+    assert tree.rounds is not None
+    assert tree.rounds < chain.rounds < 40
 
     shown = json.loads(cli("status", host.name, "--json", expect=(0, 8)).stdout)
     assert '"accept_length": ' in json.dumps(shown)
