@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import httpx
-
 from ddtree_ops.errors import UnreachableError
 
 CONNECT_S = 3.0
@@ -39,6 +37,8 @@ class Request(Protocol):
 
 def request(method: str, url: str, *, headers: Mapping[str, str], body: Any = None, timeout_s: float = 10.0) -> Reply:
     """Straight to ``url``: no proxy of the environment, no redirect to somewhere else."""
+    import httpx  # by need: a tenth of a second, and most commands speak with no router
+
     timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
     try:
         with httpx.Client(timeout=timeout, trust_env=False, follow_redirects=False) as client:

@@ -58,11 +58,11 @@ class Limited:
 
 @contextmanager
 def handling(token: Token, say: Callable[[str], None]) -> Iterator[Token]:
-    """While this lasts, SIGINT and SIGTERM set ``token``; a second one ends the process with 130 and no tidying.
+    """While this lasts, SIGINT, SIGTERM and SIGHUP set ``token``; a second one ends the process with 130 at once.
 
     The second is ``os._exit``: threads may be inside a call to a host that no longer answers, and must not hold us.
     """
-    caught = (signal.SIGINT, signal.SIGTERM)
+    caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def handler(number: int, _frame: FrameType | None) -> None:
         if token.is_set:

@@ -49,6 +49,11 @@ class Rolled:
         return {**result(self.outcomes), "stopped": self.stopped, "resume": self.resume}
 
     @property
+    def line(self) -> str:
+        """Why it did not go on, and the command to go on with; empty if it is through."""
+        return f"stopped: {self.stopped}; go on: {self.resume}" if self.stopped else ""
+
+    @property
     def resume(self) -> str:
         return "ddtree-ops deploy --resume" if self.stopped else ""
 

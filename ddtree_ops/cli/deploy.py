@@ -112,7 +112,5 @@ def register(app: typer.Typer) -> None:
         if session.json:
             session.out.data(rolled.as_json())
         else:
-            show_outcomes(session.out, rolled.outcomes)
-            if rolled.stopped:
-                session.out.line(f"stopped: {rolled.stopped}; go on: {rolled.resume}")
+            show_outcomes(session.out, rolled.outcomes, rolled.line)
         raise typer.Exit(worst(rolled.outcomes))

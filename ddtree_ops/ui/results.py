@@ -20,8 +20,8 @@ STYLES = {
 }
 
 
-def show_outcomes(output: Output, outcomes: Sequence[Outcome]) -> None:
-    """One line each; why and what to do next below those that did not go well."""
+def show_outcomes(output: Output, outcomes: Sequence[Outcome], last: str = "") -> None:
+    """One line each; why and what to do next below those that did not go well; ``last`` is about all of them."""
     for outcome in outcomes:
         line = Text(f"{outcome.target}  ", "cyan").append(outcome.line, STYLES.get(outcome.status, "red"))
         output.line(line)
@@ -32,6 +32,8 @@ def show_outcomes(output: Output, outcomes: Sequence[Outcome]) -> None:
             for label, text in (("why", outcome.error.why), ("next", outcome.error.next)):
                 if text:
                     output.line(f"    {label}: {text}")
+    if last:
+        output.line(last)
 
 
 def show_plan(output: Output, plan: Plan) -> None:
