@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def run(arms: list[Arm], args: argparse.Namespace) -> int:
         "schema": 1,
         "title": args.title,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": "python -m benchmarks.engine.bench " + " ".join(sys.argv[1:]),
+        "command": shlex.join(["python", "-m", "benchmarks.engine.bench", *sys.argv[1:]]),
         "host": host(),
         "grid": vars(grid),
         "prompts": [{"category": prompt.category} for prompt in prompts],

@@ -17,7 +17,8 @@ padding:32px 20px 80px}
 h1{font-size:28px;line-height:1.2;margin:0 0 4px}h2{font-size:21px;margin:44px 0 8px;padding-top:20px;
 border-top:1px solid var(--line)}h3{font-size:16px;margin:26px 0 6px}p{margin:8px 0;max-width:76ch}
 .sub,.note,figcaption{color:var(--soft);font-size:14px}.figures{display:grid;gap:20px;
-grid-template-columns:repeat(auto-fit,minmax(420px,1fr))}figure{margin:0;padding:14px;border:1px solid var(--line);
+grid-template-columns:repeat(auto-fit,minmax(420px,1fr))}
+.wide{margin-top:18px;max-width:560px}figure{margin:0;padding:14px;border:1px solid var(--line);
 border-radius:8px}figcaption{font-weight:600;color:var(--ink)}svg{width:100%;height:auto;display:block}
 .tick{font:11px system-ui,sans-serif;fill:#4b5563}.grid{stroke:#e5e7eb}.one{stroke:#111827;stroke-dasharray:4 3}
 .keys{display:flex;flex-wrap:wrap;gap:4px 14px;font-size:13px;margin:4px 0 6px}.key i{display:inline-block;width:10px;
@@ -90,7 +91,7 @@ def section(view: View) -> str:
         parts.append(f"<h3>Temperature {temperature:g}</h3>")
         parts.append('<div class="figures">' + "".join(figures(view, temperature)) + "</div>")
         parts.append(table(view, temperature))
-    parts += ["<h3>Parity</h3>", parity(view), "<h3>Where this comes from</h3>", origin(view)]
+    parts += ["<h3>Parity</h3>", parity(view), trees(view), "<h3>Where this comes from</h3>", origin(view)]
     return "".join(parts)
 
 
@@ -187,24 +188,32 @@ def parity(view: View) -> str:
         "at the most. A near tie: the first different token was one of plain decoding's two best, at most 0.75 nats "
         "apart.</p>"
     )
-    trees = [tree_row(arm, counted) for arm, counted in view.result["trees"].items() if counted]
-    more = ""
-    if trees:
-        heads = ["arm", "rounds", "nodes a tree", "accepted a tree", "off the spine", "acceptance by depth"]
-        more = "<h3>Trees, over the whole run</h3>" + grid(heads, trees)
-    return note + grid(["arm", "verdict", "identical", "near ties", "largest gap"], rows) + more
+    return note + grid(["arm", "verdict", "identical", "near ties", "largest gap"], rows)
 
 
-def tree_row(arm: str, counted: Mapping[str, Any]) -> list[str]:
-    depths = counted.get("acceptance_by_depth") or []
-    return [
-        arm,
-        str(counted.get("trees", "")),
-        number(counted.get("nodes_per_tree", 0)),
-        number(counted.get("accepted_per_tree", 0)),
-        f"{counted.get('off_spine_share', 0):.1%}",
-        " ".join("–" if share is None else f"{share:.2f}" for share in depths),
+def trees(view: View) -> str:
+    """What the trees were like, over the whole run; empty if no server counted."""
+    counted = {arm: found for arm, found in view.result["trees"].items() if found and found.get("trees")}
+    if not counted:
+        return ""
+    heads = ["arm", "rounds", "nodes a tree", "accepted a tree", "off the spine"]
+    rows = [
+        [
+            arm,
+            str(found["trees"]),
+            number(found.get("nodes_per_tree", 0)),
+            number(found.get("accepted_per_tree", 0)),
+            f"{found.get('off_spine_share', 0):.1%}",
+        ]
+        for arm, found in counted.items()
     ]
+    depths = {arm: found["acceptance_by_depth"] for arm, found in counted.items() if found.get("acceptance_by_depth")}
+    chart = lines("Acceptance by depth", "depth below the root; share of offers taken", depths, view.colours)
+    return (
+        "<h3>Trees, over the whole run</h3>" + grid(heads, rows) + f'<div class="figures wide">{chart}</div>'
+        '<p class="note">Off the spine: accepted nodes that the drafter\'s top-1 chain does not hold. By depth: of the '
+        "rounds whose accepted path reached a node with children, those in which one of them was taken.</p>"
+    )
 
 
 def origin(view: View) -> str:

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from benchmarks.engine.page import render
 from benchmarks.engine.parity import Law, difference, judge
 from benchmarks.engine.summary import accept_length, cells, merge, rate, ratio
 
+ROOT = Path(__file__).parents[2]
 LAW = Law(tokens=(5, 6, 7), best=((5, 9), (6, 8), (7, 1)), gaps=(2.0, 0.1, 3.0))
 
 
@@ -174,3 +176,9 @@ def test_nothing_is_written_while_parity_is_red(liar: str, tmp_path: Any, capsys
 def test_a_server_that_is_not_there_is_an_error_with_its_address() -> None:
     with pytest.raises(ServerError, match=r"http://127\.0\.0\.1:9"):
         Client("http://127.0.0.1:9").get("/server_info")
+
+
+def test_the_committed_page_is_drawn_from_the_committed_result() -> None:
+    result = json.loads((ROOT / "benchmarks/results/pair-cpu.json").read_text())
+    assert render([result]) == (ROOT / "docs/benchmark.html").read_text()
+    assert not any(judged["wrong"] for judged in result["parity"])
