@@ -54,9 +54,10 @@ class Drain:
         if self.router is not None and self.router.was_in:
             self.router.gone()
         self.work.cut_off = cut
-        notes.append(f"{cut} requests were cut off" if cut else "no request was cut off")
+        lost = f"{cut} request{'' if cut == 1 else 's'} cut off after {self.settings.drain_timeout_s} s"
+        notes.append(lost if cut else "no request was cut off")
         if cut:
-            self.work.note(f"{cut} requests were cut off after {self.settings.drain_timeout_s} s")
+            self.work.note(lost)
         return "; ".join(notes)
 
     def undo(self) -> str:

@@ -237,7 +237,7 @@ def _line(name: StepName, wanted: Release, there: InstanceFacts, options: Option
         StepName.RESET_FAILED: "forget earlier failures of the unit",
         StepName.RESTART: f"restart {unit_name(wanted.instance)}",
         StepName.HEALTH: f"wait for health (at most {wanted.settings.start_timeout_s} s)",
-        StepName.GATES: f"gates: {', '.join(options.gates)}",
+        StepName.GATES: ", ".join(options.gates),
         StepName.ROUTE: "let the router send it requests",
         StepName.CONFIRM: "tell the host that the release stays",
         StepName.RECORD: f"record {wanted.short} as proven",

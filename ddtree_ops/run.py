@@ -65,7 +65,7 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
         found,
         host=work.target,
         why=f"release {work.release.short} failed at {where}; {back}",
-        next=f"ddtree-ops logs {work.target}" if not kept else f"read {kept}",
+        next=f"tar xzOf {kept} --wildcards '*/journal.txt' | tail -n 40" if kept else f"ddtree-ops logs {work.target}",
         data={
             **_gate(failure),
             **_engine_back(work),
@@ -157,7 +157,7 @@ def gather(work: Work, folder: Path) -> str:
     except Exception as error:  # noqa: BLE001  nothing that goes wrong here may keep the release before from coming back
         work.tell(Kind.NOTE, "evidence", f"no evidence could be kept: {error}")
         return ""
-    work.tell(Kind.NOTE, "evidence", f"evidence: {path}")
+    work.tell(Kind.NOTE, "evidence", f"kept in {path}")
     return str(path)
 
 

@@ -116,6 +116,10 @@ class LiveTable:
         for target, event in list(self._now.items()):
             left = f"{event.left_s:.0f} s left" if event.left_s is not None else ""
             grid.add_row(
-                self._spinner, Text(target, "cyan"), Text(event.step, "bold"), Text(event.line), Text(left, "dim")
+                self._spinner,
+                Text(target, "cyan"),
+                Text(event.step, "bold"),
+                Text(event.line, no_wrap=True, overflow="ellipsis"),
+                Text(left, "dim"),
             )
         return Group(grid)

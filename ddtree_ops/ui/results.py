@@ -14,6 +14,7 @@ from ddtree_ops.ui.output import Output
 STYLES = {
     Status.DEPLOYED: "green",
     Status.UNCHANGED: "green",
+    Status.DEMOTED: "yellow",
     Status.ROLLED_BACK: "yellow",
     Status.NOT_ROLLED_BACK: "bold red",
     Status.NOT_BEGUN: "dim",
@@ -25,6 +26,8 @@ def show_outcomes(output: Output, outcomes: Sequence[Outcome], last: str = "") -
     for outcome in outcomes:
         line = Text(f"{outcome.target}  ", "cyan").append(outcome.line, STYLES.get(outcome.status, "red"))
         output.line(line)
+        for note in outcome.notes:
+            output.line(f"    note: {note}")
         if outcome.error is not None:
             problems = outcome.error.data.get("problems", [])
             for problem in problems[1:]:

@@ -74,7 +74,7 @@ def test_requests_that_do_not_finish_are_cut_off_at_the_limit_and_counted(on_lin
     began = on_linear.clock.now
     outcome = deploy(on_linear, TREE, tmp_path)
     assert outcome.status is Status.DEPLOYED
-    assert outcome.notes == ("3 requests were cut off after 20 s",)
+    assert outcome.notes == ("3 requests cut off after 20 s",)
     assert "systemctl kill" in on_linear.ops
     assert 20 <= on_linear.clock.now - began < 60
     assert on_linear.releases["a"][str(outcome.release)]["gates"]["cut_off"] == 3
