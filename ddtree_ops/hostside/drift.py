@@ -13,7 +13,7 @@ import io
 import os
 from typing import Any, Iterator
 
-from . import deadman, engine, facts, files, procs, state
+from . import deadman, engine, facts, files, procs, state, units
 from .context import Context, Op
 
 MOST = 50  # of one kind of difference; more of them say no more
@@ -37,7 +37,7 @@ def instance(ctx: Context, name: str) -> dict[str, Any]:
     current = seen["current"]
     manifest = (seen["releases"].get(current) or {}).get("manifest") or {}
     settings = (seen["releases"].get(current) or {}).get("settings") or {}
-    shown = {key: value for key, _, value in (line.partition("=") for line in seen["show"].splitlines())}
+    shown = units.parsed(seen["show"])
     link = os.path.join(ctx.instance_dir(name), "current")
     return {
         "current": current,

@@ -160,7 +160,7 @@ def instance(ctx: Context, name: str) -> dict[str, Any]:
         "unit_text": procs.text(unit) if os.path.isfile(unit) else None,
         "unit_masked": switch.masked(ctx, name),
         "show": show,
-        "processes": procs.of_unit(ctx.unit(name)),
+        "processes": procs.of_unit(ctx.unit(name), units.parsed(show).get("ControlGroup", "")),
     }
 
 

@@ -39,14 +39,15 @@ def observe(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 def look(ctx: Context, args: dict[str, Any], cursor: str | None) -> dict[str, Any]:
     instance, port = args["instance"], int(args["port"])
     show = units.show(ctx, instance)
+    processes = procs.of_unit(ctx.unit(instance), units.parsed(show).get("ControlGroup", ""))
     timeout = float(args.get("timeout_s", 5.0))
     paths = args.get("paths", ["/ready"])
-    listening = procs.listeners({port})
+    listening = procs.listeners({port}, [process["pid"] for process in processes])
     return {
         "at": time.time(),
         "current": state.current(ctx, instance),
         "show": show,
-        "processes": procs.of_unit(ctx.unit(instance)),
+        "processes": processes,
         "listeners": listening,
         "http": [ask(args, "GET", path, timeout) for path in paths] if listening else [],
         "journal": journal.entries(ctx, instance, last=int(args.get("last", 200)), cursor=cursor),

@@ -6,8 +6,9 @@ import os
 import re
 import socket
 import struct
-from typing import Any
+from typing import Any, Iterable
 
+CGROUPS = "/sys/fs/cgroup"
 LISTEN = "0A"
 UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
 
@@ -30,8 +31,13 @@ def unit_of(pid: int) -> str | None:
     return found[-1] if found else None
 
 
-def of_unit(unit: str) -> list[dict[str, Any]]:
-    """Every process in the unit's cgroup, or below it."""
+def of_unit(unit: str, control_group: str = "") -> list[dict[str, Any]]:
+    """Every process in the unit's cgroup, or below it. Given its path, the kernel's list is read; else all of /proc."""
+    for tree in ("", "/unified", "/systemd"):
+        folder = CGROUPS + tree + control_group
+        if control_group and os.path.isdir(folder):
+            lists = [text(os.path.join(below, "cgroup.procs")) for below, _, _ in os.walk(folder)]
+            return [about(pid) for pid in sorted(int(word) for found in lists for word in found.split())]
     return [about(pid) for pid in pids() if (f"/{unit}") in text(f"/proc/{pid}/cgroup")]
 
 
@@ -66,8 +72,11 @@ def started(pid: int) -> float | None:
     return int(boot.group(1)) + int(ticks) / os.sysconf("SC_CLK_TCK") if ticks and boot else None
 
 
-def listeners(ports: set[int]) -> list[dict[str, Any]]:
-    """Sockets that listen on any of ``ports``, with the processes that hold them (as far as we may look)."""
+def listeners(ports: set[int], likely: Iterable[int] = ()) -> list[dict[str, Any]]:
+    """Sockets that listen on any of ``ports``, with the processes that hold them (as far as we may look).
+
+    If the ``likely`` processes hold them all, no others are looked at: a large host has many open files.
+    """
     found = []
     for table, family in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
         for line in text(table).splitlines()[1:]:
@@ -75,7 +84,10 @@ def listeners(ports: set[int]) -> list[dict[str, Any]]:
             address, _, port = parts[1].rpartition(":")
             if parts[3] == LISTEN and int(port, 16) in ports:
                 found.append((ip(address, family), int(port, 16), parts[9]))
-    owners = holders({inode for _, _, inode in found}) if found else {}
+    inodes = {inode for _, _, inode in found}
+    owners = holders(inodes, likely) if found else {}
+    if set(owners) != inodes:
+        owners = holders(inodes, pids())
     return [
         {"address": address, "port": number, "processes": [about(pid) for pid in owners.get(inode, [])]}
         for address, number, inode in found
@@ -88,10 +100,10 @@ def ip(hexed: str, family: socket.AddressFamily) -> str:
     return socket.inet_ntop(family, b"".join(struct.pack("=I", w) for w in words))
 
 
-def holders(inodes: set[str]) -> dict[str, list[int]]:
+def holders(inodes: set[str], among: Iterable[int]) -> dict[str, list[int]]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, list[int]] = {}
-    for pid in pids():
+    for pid in among:
         folder = f"/proc/{pid}/fd"
         try:
             links = os.listdir(folder)

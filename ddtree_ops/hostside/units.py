@@ -85,8 +85,12 @@ def show(ctx: Context, instance: str) -> str:
 
 
 def shown(ctx: Context, instance: str) -> dict[str, str]:
-    lines = show(ctx, instance).splitlines()
-    return {key: value for key, eq, value in (line.partition("=") for line in lines) if eq}
+    return parsed(show(ctx, instance))
+
+
+def parsed(text: str) -> dict[str, str]:
+    """KEY=VALUE lines."""
+    return {key: value for key, eq, value in (line.partition("=") for line in text.splitlines()) if eq}
 
 
 OPS: dict[str, Op] = {"systemctl": systemctl}
