@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import paramiko
-from fabric import Connection
 
 from ddtree_ops.errors import HostKeyError
 from ddtree_ops.model import HostSpec
@@ -19,6 +18,9 @@ from ddtree_ops.remote.known_hosts import KnownHosts, fingerprint, remember
 from ddtree_ops.remote.ssh import CONNECT_S, open_hop, within
 from ddtree_ops.remote.ssh_config import Hop, find_route, load_config
 from ddtree_ops.remote.ssh_errors import explain_connect
+
+if TYPE_CHECKING:
+    from fabric import Connection
 
 KINDS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"), ("rsa-sha2-512",))
 State = Literal["known", "new", "changed"]
