@@ -30,6 +30,7 @@ from sglang_ddtree.parity.plan import Arm
 BACKEND = "triton"
 BUDGETS = (4, 16, 32, 64)
 ORACLE_BUDGETS = (16, 32)
+ORACLE_ROUNDS = 6  # every node of these is asked about by itself, over the whole vocabulary
 NEW_TOKENS = 96
 LIMIT_S = 240.0
 
@@ -48,7 +49,7 @@ def arms(pair: Path) -> list[Arm]:
     )
     cells = [("ar", 16), ("dflash", 16), ("linear", 16), *(("tree", budget) for budget in BUDGETS)]
     found = [arm(pair, f"{kind}-{b}" if kind == "tree" else kind, kind, jobs, b) for kind, b in cells]
-    record = ({"job": "record_trees", "rounds": 24, "asks": asks[:3]},)
+    record = ({"job": "record_trees", "rounds": ORACLE_ROUNDS, "asks": asks[:2]},)
     eager = ("--disable-overlap-schedule",)
     return found + [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
 

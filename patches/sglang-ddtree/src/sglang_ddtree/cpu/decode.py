@@ -80,7 +80,7 @@ class Counters:
     """What was drafted and accepted: of one request, or of a server's whole life."""
 
     def __init__(self) -> None:
-        self.rounds = self.trees = self.nodes = self.accepted = self.off_spine = 0
+        self.rounds = self.nodes = self.accepted = self.off_spine = 0
         self.histogram: dict[int, int] = {}  # accept length, the bonus token included -> rounds
         self.offered: dict[int, int] = {}  # depth -> rounds whose accepted path reached the row above, with a child
         self.reached: dict[int, int] = {}  # depth -> rounds whose accepted path reached it
@@ -99,7 +99,7 @@ class Counters:
                 _bump(self.offered, int(tree.depth[row]) + 1)
 
     def add(self, other: Counters) -> None:
-        for name in ("rounds", "trees", "nodes", "accepted", "off_spine", "scored", "score"):
+        for name in ("rounds", "nodes", "accepted", "off_spine", "scored", "score"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("histogram", "offered", "reached"):
             mine = getattr(self, name)
