@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddtree_ops import errors
+from ddtree_ops.clock import Clock, SystemClock
 from ddtree_ops.errors import DdtreeError, HelperError, LockedError, UnreachableError
 from ddtree_ops.helper import HelperFile, helper_file
+from ddtree_ops.log import LOG
 from ddtree_ops.model import HostSpec
 from ddtree_ops.remote.base import Completed, Remote
 from ddtree_ops.remote.files import explain, last_line
@@ -45,11 +47,15 @@ class Agent:
         helper: HelperFile | None = None,
         bins: dict[str, list[str]] | None = None,
         unit_dir: str | None = None,
+        clock: Clock | None = None,
+        log: Callable[..., None] = LOG,
     ) -> None:
         """``bins`` and ``unit_dir`` put other programs and another folder in place of systemd's, for tests."""
         self.remote = remote
         self.host = host
         self.token: str | None = None
+        self._clock = clock or SystemClock()
+        self._log = log
         self._helper = helper or helper_file()
         self._extra = {key: value for key, value in {"bin": bins, "unit_dir": unit_dir}.items() if value}
 
@@ -72,6 +78,26 @@ class Agent:
         on_event: Callable[[Event], None] | None = None,
     ) -> dict[str, Any]:
         """Run one operation and return its value; raise the error it ended with."""
+        began, trips = self._clock.monotonic(), self.remote.round_trips
+        ended = "ok"
+        try:
+            return self._call(op, args, payload, deadline_s, on_event)
+        except BaseException as error:
+            ended = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            seconds = round(self._clock.monotonic() - began, 3)
+            trips = self.remote.round_trips - trips
+            self._log("call", host=self.host.name, op=op, ended=ended, seconds=seconds, round_trips=trips)
+
+    def _call(
+        self,
+        op: str,
+        args: dict[str, Any] | None,
+        payload: bytes | BinaryIO | None,
+        deadline_s: float,
+        on_event: Callable[[Event], None] | None,
+    ) -> dict[str, Any]:
         done = self._run(op, args, payload, deadline_s, on_event)
         if helper_is_missing(done, self.path):
             self.remote.put(self._helper.data, self.path, deadline_s=PUSH_DEADLINE_S, sudo=self.sudo)

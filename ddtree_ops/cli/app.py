@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from ddtree_ops import __version__
 from ddtree_ops.cli.command import DebugOption, InventoryOption, JsonOption
 from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
+from ddtree_ops.log import LOG
 from ddtree_ops.ui import Output
 
 # one module of this package each, in the order of --help
@@ -59,6 +60,8 @@ class Frame(TyperGroup):
         # read here too: an error may come before the options are parsed
         output = Output(json="--json" in args)
         debug = "--debug" in args or bool(os.environ.get("DDTREE_DEBUG"))
+        if debug:
+            LOG.enable()
         try:
             code = super().main(
                 args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra

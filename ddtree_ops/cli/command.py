@@ -40,7 +40,7 @@ InventoryOption = Annotated[
     Path | None, _flag("--inventory", "-i", metavar="FILE", panel=SHARED, help="Inventory file (TOML).")
 ]
 JsonOption = Annotated[bool, _flag("--json", panel=SHARED, help="Print one JSON document instead of text.")]
-DebugOption = Annotated[bool, _flag("--debug", panel=SHARED, help="Show tracebacks.")]
+DebugOption = Annotated[bool, _flag("--debug", panel=SHARED, help="Show every call to a host, and tracebacks.")]
 
 ModeOption = Annotated[Mode | None, _flag("--mode", "-m", metavar="MODE", panel=SETTINGS, help=f"{', '.join(Mode)}.")]
 Budget = Annotated[int | None, _flag("--budget", "-b", metavar="N", panel=SETTINGS, help="Tree nodes, 1 to 1024.")]

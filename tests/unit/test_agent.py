@@ -14,8 +14,10 @@ from helperhost import helper_host, release_tar
 
 from ddtree_ops import hostside
 from ddtree_ops.agent import KINDS, Agent
+from ddtree_ops.clock import FakeClock
 from ddtree_ops.errors import DeadlineError, HelperError, MovedError, RefusedError, UnreachableError
 from ddtree_ops.helper import helper_file
+from ddtree_ops.log import Log
 from ddtree_ops.model import Address, HostSpec
 from ddtree_ops.remote.fake import CutRemote, FakeRemote, Scripted
 
@@ -44,6 +46,33 @@ def test_one_round_trip_with_progress_and_a_value() -> None:
         "deadline_s": 5,
     }  # fmt: skip
     assert remote.calls[0][2] is True  # with sudo
+
+
+def test_debug_shows_every_call_but_none_of_its_arguments() -> None:
+    seen: list[dict[str, object]] = []
+    answer = {"event": "result", "ok": False, "error": {"kind": "MovedError", "found": "moved"}}
+    remote = FakeRemote([Scripted(RUN, OK), Scripted(RUN, json.dumps(answer), rc=1)], name="h1")
+    caller = Agent(remote, HOST, clock=FakeClock(), log=lambda event, **facts: seen.append({"event": event, **facts}))
+    caller.call("x", {"key": "secret"}, deadline_s=5)
+    with pytest.raises(MovedError):
+        caller.call("y", deadline_s=5)
+    common = {"event": "call", "host": "h1", "seconds": 0.0, "round_trips": 1}
+    assert seen == [{**common, "op": "x", "ended": "ok"}, {**common, "op": "y", "ended": "MovedError: h1: moved"}]
+
+
+def test_the_log_is_silent_until_enabled_and_then_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log()
+    log("call", host="h1")
+    assert capsys.readouterr() == ("", "")
+    log.enable()
+    log("call", host="h1", seconds=0.1)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert {key: json.loads(err)[key] for key in ("event", "host", "seconds")} == {
+        "event": "call",
+        "host": "h1",
+        "seconds": 0.1,
+    }
 
 
 def test_a_missing_helper_is_pushed_and_the_call_made_again() -> None:

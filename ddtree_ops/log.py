@@ -1,0 +1,36 @@
+"""What ``--debug`` shows besides tracebacks: every call to a host, one JSON line each, on standard error.
+
+Arguments are not shown: they may hold keys. structlog is imported only when somebody wants to see this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class Log:
+    """Drops everything until it is enabled."""
+
+    def __init__(self) -> None:
+        self._write: Callable[..., Any] | None = None
+
+    def enable(self) -> None:
+        import structlog
+
+        logger = structlog.wrap_logger(
+            structlog.PrintLogger(sys.stderr),
+            processors=[
+                structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+                structlog.processors.JSONRenderer(sort_keys=True),
+            ],
+        )
+        self._write = logger.info
+
+    def __call__(self, event: str, **facts: Any) -> None:
+        if self._write is not None:
+            self._write(event, **facts)
+
+
+LOG = Log()
