@@ -91,7 +91,7 @@ class Outcome:
             return self.error.exit_code
         if self.status is Status.INTERRUPTED:
             return ExitCode.INTERRUPTED
-        return ExitCode.DONE
+        return ExitCode.REFUSED if self.status is Status.NOT_BEGUN else ExitCode.DONE
 
     @property
     def line(self) -> str:
@@ -133,6 +133,9 @@ def status_of(error: DdtreeError) -> Status:
 
 
 def worst(outcomes: Iterable[Outcome]) -> ExitCode:
-    """The exit code of a run."""
-    codes = {outcome.code for outcome in outcomes}
-    return next((code for code in WORST if code in codes), ExitCode.DONE)
+    """The exit code of a run: what stopped it, or, if nothing but its time did, that not all was begun."""
+    seen = list(outcomes)
+    codes = {outcome.code for outcome in seen if outcome.status is not Status.NOT_BEGUN}
+    bad = next((code for code in WORST if code in codes), ExitCode.DONE)
+    left = any(outcome.status is Status.NOT_BEGUN for outcome in seen)
+    return ExitCode.REFUSED if left and bad is ExitCode.DONE else bad

@@ -271,7 +271,10 @@ def disarm(work: Work) -> str:
 
 def record(work: Work) -> str:
     """Mark the release as proven, with what proved it."""
-    gates = {"at": work.clock.time(), "gates": work.evidence, "cut_off": work.cut_off}
+    before = work.there.releases.get(work.release.id)
+    # a rollback takes a release through no gate again: what proved it then still counts
+    earlier = (before.gates or {}).get("gates", {}) if before else {}
+    gates = {"at": work.clock.time(), "gates": {**earlier, **work.evidence}, "cut_off": work.cut_off}
     details = {**work.who, "from": work.plan.before}
     work.helper.call(
         "record",

@@ -26,12 +26,14 @@ from ddtree_ops.lab.machine import Machine
 STEPS = (
     "stage release",
     "arm",
+    "drain",
     "switch",
     "write unit",
     "daemon-reload",
     "reset-failed",
     "restart",
     "health",
+    "gates",
     "confirm",
     "record",
 )
@@ -52,7 +54,7 @@ class Fleet:
 
     def deploy(self, budget: int) -> None:
         """The same release on every host."""
-        found = outcomes(self.cli, "deploy", "main", "--mode", "tree", "--budget", str(budget), "--parallel", "10")
+        found = outcomes(self.cli, "deploy", "main", "--mode", "tree", "--budget", str(budget), "--parallel", "12")
         for step, machine in self.machines.items():
             assert found[f"{machine.name}:main"]["status"] in ("deployed", "unchanged"), (step, found)
             self.before[step] = found[f"{machine.name}:main"]["release"]
@@ -65,7 +67,7 @@ class Fleet:
 
 @pytest.fixture(scope="module")
 def interrupted_fleet(lab: Lab, fleet: Any, cli_for: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Ten hosts on a proven release, three with a second instance; the surplus is taken down at the end."""
+    """A host for each step, on a proven release, three with a second instance; the surplus goes at the end."""
     machines = dict(zip(STEPS, fleet(len(STEPS)), strict=True))
     folder: Path = tmp_path_factory.mktemp("interrupts")
     neighbours = [machines[step].name for step in NEIGHBOURS]
@@ -73,7 +75,7 @@ def interrupted_fleet(lab: Lab, fleet: Any, cli_for: Any, tmp_path_factory: pyte
     runner: Cli = cli_for(inventory, folder)
     made = Fleet(lab, runner, machines)
     made.deploy(32)
-    outcomes(runner, "deploy", "neighbours", "--parallel", "10")
+    outcomes(runner, "deploy", "neighbours", "--parallel", "12")
     yield made
     for machine in list(machines.values())[2:]:
         machine.destroy()
@@ -161,7 +163,7 @@ def test_cable_cut(interrupted_fleet: Fleet) -> None:
 
 
 def power_on(lab: Lab, machine: Machine) -> None:
-    """Ten hosts that boot at once may get in each other's way (nspawn's propagation folders); then one boots again."""
+    """Hosts that boot at once may get in each other's way (nspawn's propagation folders); then one boots again."""
     try:
         lab.power_on(machine)
     except UnreachableError:

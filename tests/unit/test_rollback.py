@@ -96,6 +96,16 @@ def test_back_to_the_release_before_unit_included(on_tree: FakeHost, tmp_path: P
     assert on_tree.engines == {ENGINE}
 
 
+def test_what_proved_a_release_is_not_forgotten_when_it_comes_back(on_tree: FakeHost, tmp_path: Path) -> None:
+    linear = next(name for name in on_tree.releases["a"] if name != on_tree.current["a"])
+    on_tree.releases["a"][linear]["gates"] = {"at": 1.0, "gates": {"throughput": {"verdict": "passed"}}}
+    assert go_back(on_tree, tmp_path).release == linear
+    proof = on_tree.releases["a"][linear]["gates"]
+    assert proof["gates"]["throughput"] == {"verdict": "passed"}
+    assert proof["gates"]["completion"]["tokens"] == 8
+    assert proof["at"] > 1.0
+
+
 def test_what_was_left_by_hand_is_not_returned_to_by_itself(on_tree: FakeHost, tmp_path: Path) -> None:
     left = on_tree.current["a"]
     go_back(on_tree, tmp_path)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddtree_ops.clock import FakeClock
-from ddtree_ops.errors import UsageError
-from ddtree_ops.outcome import Outcome, Status
+from ddtree_ops.errors import ExitCode, RolledBackError, UnreachableError, UsageError
+from ddtree_ops.outcome import Outcome, Status, worst
 from ddtree_ops.rollout import REST, Rollout, Rules, parse_batches, split
 
 HOSTS = [f"h{number}" for number in range(1, 9)]
@@ -129,6 +129,15 @@ def test_the_whole_has_a_deadline() -> None:
     made, outcomes, _ = rollout({}, Rules(CANARY, deadline_s=15))
     assert made.stopped == "the rollout's 15 s are over"
     assert [str(each.status) for each in outcomes] == ["deployed"] * 3 + ["not begun"] * 5
+    assert worst(outcomes) is ExitCode.REFUSED  # 0 would say that everything runs as wanted
+
+
+def test_what_stopped_a_rollout_decides_its_exit_code() -> None:
+    away = Outcome("h1", "a", Status.UNREACHABLE, error=UnreachableError("silent"))
+    assert worst([away, Outcome("h2", "a", Status.NOT_BEGUN)]) is ExitCode.UNREACHABLE
+    back = Outcome("h3", "a", Status.ROLLED_BACK, error=RolledBackError("it died"))
+    assert worst([away, back, Outcome("h4", "a", Status.DEPLOYED)]) is ExitCode.ROLLED_BACK
+    assert worst([Outcome("h4", "a", Status.DEPLOYED)]) is ExitCode.DONE
 
 
 def test_an_interrupt_begins_no_other_batch() -> None:
