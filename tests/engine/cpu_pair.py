@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def prompts(tokens: int = 40) -> list[list[int]]:
+def prompts(tokens: int = 32) -> list[list[int]]:
     """The benchmark's prompts, five of each category, cut to ``tokens``."""
     entries = [json.loads(line) for line in PROMPTS.read_text().splitlines()]
     chosen: list[list[int]] = []

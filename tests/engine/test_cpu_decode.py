@@ -11,7 +11,7 @@ from sglang_ddtree.cpu.decode import Mode, Sampling, Session
 from sglang_ddtree.cpu.delta import Rows
 from sglang_ddtree.reference.tree import Tree
 
-COUNT = 16
+COUNT = 12
 NUMBERS = range(20)
 BUDGETS = (1, 4, 16, 32)
 

@@ -67,13 +67,14 @@ def delta_rule(
     states = np.empty((len(k), *state.shape), dtype=k.dtype)
     out = np.empty(v.shape, dtype=k.dtype)
     for depth, level in enumerate(rows.levels):
-        above = state[None] if depth == 0 else states[rows.parent[level]]
-        before = above * decay[level, :, None, None]
-        seen = np.matmul(before, k[level, :, :, None])[..., 0]
+        # one array through all steps: what a row costs is the memory it touches
+        at = np.repeat(state[None], len(level), axis=0) if depth == 0 else states[rows.parent[level]]
+        at *= decay[level, :, None, None]
+        seen = np.matmul(at, k[level, :, :, None])[..., 0]
         write = beta[level, :, None] * (v[level] - seen)
-        after = before + write[..., :, None] * k[level, :, None, :]
-        states[level] = after
-        out[level] = np.matmul(after, q[level, :, :, None])[..., 0]
+        at += write[..., :, None] * k[level, :, None, :]
+        states[level] = at
+        out[level] = np.matmul(at, q[level, :, :, None])[..., 0]
     return out, states
 
 
