@@ -93,8 +93,7 @@ _TABLE = (
     Check("gpu-mixed", YELLOW, "an instance spans GPUs of different kinds", "the slowest sets the pace, the smallest "
           "the memory", "nvidia-smi -L"),
     Check("unproven", YELLOW, "tree mode is not proven on this combination", "the parity suite has not passed for it; "
-          "the engine asks for --allow-hybrid-unsafe; shadow-linear measures what a tree would gain",
-          "ddtree-ops deploy {target} --mode shadow-linear"),
+          "the engine asks for a self-test on this GPU, or for --allow-hybrid-unsafe", "ddtree-ops selftest {target}"),
     Check("backend", RED, "flags that cannot work together", "SGLang would refuse them, some only after minutes of "
           "loading", "ddtree-ops render {target}"),
     # -- ports

@@ -86,7 +86,7 @@ def test_yellow_warns() -> None:
     assert shown.exit_code == 0, shown.output
     assert "one: 8 GPUs" in shown.output
     assert "yellow one:tree: tree mode is not proven on this combination" in shown.output
-    assert "ddtree-ops deploy one:tree --mode shadow-linear" in shown.output
+    assert "ddtree-ops selftest one:tree" in shown.output
 
 
 def test_red_refuses_and_one_host_hides_no_other(hosts: dict[str, dict[str, Any] | None]) -> None:
