@@ -6,14 +6,10 @@ needs a fact nobody knows (a GPU that does not say what it is) does not fire.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ddtree_ops.bundle.wheel import SGLANG_VERSION
-from ddtree_ops.data import data_dir
 from ddtree_ops.model import Mode
 from ddtree_ops.shapes import ModelShape
 
@@ -86,7 +82,7 @@ def _fa3(case: Case) -> str | None:
         return None
     if case.capability is None or case.capability[0] in (8, 9):
         return None
-    return f"FA3 runs on compute capability 8.x and 9.x, this GPU has {_dotted(case)}: set --attention-backend triton"
+    return f"FA3 runs on compute capability 8.x and 9.x, this GPU has {dotted(case)}: set --attention-backend triton"
 
 
 def _trtllm(case: Case) -> str | None:
@@ -95,20 +91,20 @@ def _trtllm(case: Case) -> str | None:
     if case.mode is Mode.TREE:
         return "trtllm_mha verifies chains only: set --attention-backend triton"
     if case.sm is not None and case.sm not in (90, 100, 103, 120):
-        return f"trtllm_mha does not run on compute capability {_dotted(case)}: set --attention-backend triton"
+        return f"trtllm_mha does not run on compute capability {dotted(case)}: set --attention-backend triton"
     return None
 
 
 def _prefill_trtllm(case: Case) -> str | None:
     if case.attention == "trtllm_mha" and case.sm is not None and case.sm not in (100, 103):
-        return f"trtllm_mha prefills on compute capability 10.x only, this GPU has {_dotted(case)}"
+        return f"trtllm_mha prefills on compute capability 10.x only, this GPU has {dotted(case)}"
     return None
 
 
 def _kv_dtype(case: Case) -> str | None:
     dtype = case.flag("--kv-cache-dtype")
     if dtype in ("nvfp4", "mxfp8", "fp4_e2m1") and case.sm is not None and case.sm < 100:
-        return f"--kv-cache-dtype {dtype} needs compute capability 10.0 or newer, this GPU has {_dotted(case)}"
+        return f"--kv-cache-dtype {dtype} needs compute capability 10.0 or newer, this GPU has {dotted(case)}"
     return None
 
 
@@ -199,29 +195,5 @@ RULES: dict[str, tuple[Rule, ...]] = {
 }
 
 
-def _dotted(case: Case) -> str:
+def dotted(case: Case) -> str:
     return "unknown" if case.capability is None else f"{case.capability[0]}.{case.capability[1]}"
-
-
-# -- proofs -----------------------------------------------------------------------------------------------------------
-
-
-def read_proofs(path: Path | None = None) -> tuple[Mapping[str, Any], ...]:
-    """The combinations that the shipped engine is proven on."""
-    place = path or data_dir("patches") / "sglang-ddtree/src/sglang_ddtree/proven.json"
-    try:
-        records = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError):
-        return ()
-    return tuple(record for record in records if isinstance(record, dict) and record.get("passed") is True)
-
-
-def is_proven(case: Case, budget: int, proofs: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the parity suite has passed for this architecture, backend and GPU, up to this budget."""
-    wanted = (case.target.architecture if case.target else "", case.attention or "triton", _dotted(case))
-    return any(
-        (p.get("architecture"), p.get("backend"), p.get("compute_capability")) == wanted
-        and isinstance(p.get("max_budget"), int)
-        and p["max_budget"] >= budget
-        for p in proofs
-    )

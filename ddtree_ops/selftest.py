@@ -16,12 +16,12 @@ from ddtree_ops.deploy import Engine
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.host import Gpu, HostFacts
 from ddtree_ops.model import Settings
+from ddtree_ops.proofs import PROOFS
 from ddtree_ops.release import engine_dir
 from ddtree_ops.remote import Completed, Remote
 from ddtree_ops.render.environment import server_environment
 from ddtree_ops.selftest_pair import PackedPair
 
-PROOFS = "/opt/ddtree/proofs"  # where the engine looks unless told otherwise
 LIMIT_S = 300
 RUN_S = LIMIT_S + 120.0
 SEND_S = 300.0

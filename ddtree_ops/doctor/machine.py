@@ -15,6 +15,7 @@ from ddtree_ops.facts.memory import Reported, parse_memory_log
 from ddtree_ops.facts.ports import parse_port_range, parse_reserved
 from ddtree_ops.facts.python import VenvFacts, parse_venv
 from ddtree_ops.facts.systemd import parse_synchronized, parse_systemd_version
+from ddtree_ops.proofs import Record
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Machine:
     containers: GpuContainers = field(default_factory=GpuContainers)
     users: Mapping[str, bool] = field(default_factory=dict)
     memory_logs: Mapping[str, Reported] = field(default_factory=dict)
+    proofs: tuple[Record, ...] = ()
 
 
 def parse_machine(raw: Any) -> Machine:
@@ -67,6 +69,7 @@ def parse_machine(raw: Any) -> Machine:
         containers=parse_containers(value.get("containers")),
         users={str(user): bool(there) for user, there in mapping(value.get("users")).items()},
         memory_logs={unit: parse_memory_log(Answer.of(log).out) for unit, log in _by_path(value.get("memory_logs"))},
+        proofs=tuple((str(path), record) for path, record in mapping(value.get("proofs")).items()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddtree_ops.backends import Case, is_proven, parse_capability, parse_flags, read_proofs, refusals
+from ddtree_ops.backends import Case, parse_capability, parse_flags, refusals
 from ddtree_ops.doctor.catalogue import Finding, finding
 from ddtree_ops.doctor.machine import Machine
 from ddtree_ops.errors import RefusedError
@@ -12,6 +12,7 @@ from ddtree_ops.facts.folders import ModelFolder
 from ddtree_ops.model import HostSpec, Mode, Settings
 from ddtree_ops.pair import prove_pair
 from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
+from ddtree_ops.proofs import proven_by
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.shapes import DrafterShape, ModelShape, parse_drafter, parse_model
 
@@ -102,7 +103,7 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
     for reason in refusals(case):
         yield finding("backend", target, reason)
     hybrid_tree = settings.mode is Mode.TREE and model is not None and model.hybrid
-    if hybrid_tree and card is not None and not is_proven(case, settings.budget, read_proofs()):
+    if hybrid_tree and card is not None and not proven_by(case, settings.budget, card.driver, machine.proofs):
         admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
         seen = f"{model.architecture if model else ''} on {card.name} (compute capability {card.capability}){admitted}"
         yield finding("unproven", target, seen)

@@ -18,6 +18,7 @@ from ddtree_ops.inventory.edit import save_settings
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.pair import Proof, prove_pair
 from ddtree_ops.planner import MemoryPlan, fitted
+from ddtree_ops.proofs import PROOFS
 from ddtree_ops.render.environment import server_environment
 
 DEADLINE_S = 45.0
@@ -147,5 +148,6 @@ def questions(host: HostSpec, settings: Sequence[Settings]) -> dict[str, Any]:
         "venvs": sorted({each.venv for each in settings}),
         "models": models,
         "caches": ["/var/cache"] if host.scope == "system" else [],
+        "proofs": PROOFS,
         "path": server_environment(first, engine_dir="")["PATH"] if first else None,
     }

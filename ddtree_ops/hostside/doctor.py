@@ -17,7 +17,7 @@ import threading
 import time
 from typing import Any
 
-from . import facts, procs
+from . import facts, files, procs
 from .context import Context, Op
 
 GPU_QUERY = (
@@ -34,7 +34,7 @@ SMI_S = 15.0  # without persistence mode the driver wakes every GPU first
 
 
 def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """{ports, venvs, models: {path: user}, caches, path, units, users} -> raw answers for ``doctor.machine``.
+    """{ports, venvs, models: {path: user}, caches, path, units, users, proofs} -> raw answers for ``doctor.machine``.
 
     ``path`` is the PATH of the units, ``models`` the model and drafter folders with the user that must read them.
     """
@@ -62,6 +62,9 @@ def doctor(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         caches={path: place(path) for path in args.get("caches") or []},
         listeners=procs.listeners({int(p) for p in args.get("ports") or []}),
         users={user: known(user) for user in args.get("users") or []},
+        proofs={path: files.read_json(path) for path in sorted(glob.glob(os.path.join(args["proofs"], "*.json")))}
+        if args.get("proofs")
+        else {},
         port_range=procs.text("/proc/sys/net/ipv4/ip_local_port_range"),
         reserved_ports=procs.text("/proc/sys/net/ipv4/ip_local_reserved_ports"),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_ops.model import Address, HostSpec, Mode, Settings
+from ddtree_ops.proofs import engine_rules
 
 HERE = Path(__file__).parent / "fixtures"
 VENV = "/opt/sglang/venv"
@@ -65,6 +66,21 @@ def model_folder(name: str, gigabytes: float) -> dict[str, Any]:
     }
 
 
+def proof(**changes: Any) -> dict[str, Any]:
+    """What a self-test of the engine as it is here leaves on this host."""
+    record = {
+        "schema": 1,
+        "engine": engine_rules().engine_digest(),
+        "architecture": "Qwen3_5ForCausalLM",
+        "backend": "triton",
+        "compute_capability": "12.0",
+        "driver": "580.95.05",
+        "max_budget": 64,
+        "passed": True,
+    }
+    return record | changes
+
+
 def healthy() -> dict[str, Any]:
     """CT200 as it should be: eight RTX PRO 6000, Debian 12, everything in place."""
     return copy.deepcopy(
@@ -98,5 +114,6 @@ def healthy() -> dict[str, Any]:
             "reserved_ports": "\n",
             "containers": None,
             "memory_logs": {"sglang-ddtree-tree.service": None},
+            "proofs": {"/opt/ddtree/proofs/rtx-pro-6000.json": proof()},
         }
     )

@@ -14,35 +14,26 @@ from doctorhosts import (
     MODEL,
     VENV,
     answer,
+    config,
     gpus,
     healthy,
     host,
+    proof,
     settings,
     smi,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtree_ops.backends import Case
 from ddtree_ops.cli.app import COMMANDS
 from ddtree_ops.doctor import CHECKS, Finding, Level, examine, parse_machine
-from ddtree_ops.doctor import models as model_checks
 from ddtree_ops.doctor.page import page
 from ddtree_ops.model import Mode, Settings
+from ddtree_ops.proofs import engine_rules, proven_by
+from ddtree_ops.shapes import parse_model
 
 Change = Callable[[dict[str, Any]], Any]
-PROVEN = {
-    "architecture": "Qwen3_5ForCausalLM",
-    "backend": "triton",
-    "compute_capability": "12.0",
-    "max_budget": 64,
-    "passed": True,
-}
-
-
-@pytest.fixture(autouse=True)
-def proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the suite had passed on this host's GPUs, so that a healthy host has no finding at all."""
-    monkeypatch.setattr(model_checks, "read_proofs", lambda: (PROVEN,))
 
 
 def found(raw: Any, *instances: Settings, now: float | None = None, **spec: Any) -> list[Finding]:
@@ -151,16 +142,43 @@ def test_h200() -> None:
     assert ids(found(raw, settings(venv="/usr"))) == ["systemd-absent", "sglang-absent", "torch-absent", "ninja-absent"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"engine": "0" * 64},
+        {"architecture": "Qwen3NextForCausalLM"},
+        {"compute_capability": "9.0"},
+        {"driver": "570.1"},
+        {"max_budget": 8},
+        {"passed": False},
+    ],
+)
+def test_a_record_of_something_else_proves_nothing(changes: dict[str, Any]) -> None:
+    raw = healthy()
+    raw["proofs"] = {"/opt/ddtree/proofs/a.json": proof(**changes), "/opt/ddtree/proofs/b.json": None}
+    assert ids(found(raw)) == ["unproven"]
+
+
+def test_what_the_engine_ships_as_proven_needs_no_record_on_the_host() -> None:
+    case = Case(Mode.TREE, {}, parse_model(config("shape-27b"), MODEL), (9, 0))
+    shipped = {record["max_budget"] for _, record in engine_rules().shipped()}
+    for budget in shipped:
+        assert proven_by(case, budget, None, ()) is not None
+        assert proven_by(case, budget + 1, None, ()) is None
+
+
 def test_trees_are_not_proven_on_every_gpu() -> None:
     csv = json.loads((HERE / "doctor/h200.json").read_text())["gpus"]["query"]["out"]
-    results = found(with_gpus(csv))
+    assert found(with_gpus(csv)) == []
+    results = found(with_gpus(csv.replace("H200", "L40S").replace("9.0", "8.9")))
     assert ids(results) == ["unproven"]
-    assert "NVIDIA H200 (compute capability 9.0)" in results[0].seen
+    assert "NVIDIA L40S (compute capability 8.9)" in results[0].seen
 
 
 def test_a_driver_that_is_too_old_for_torch() -> None:
     results = found(with_gpus(smi("rtx-pro-6000-x8.csv").replace("580.95.05", "570.124.06")))
-    assert ids(results) == ["driver-old"]
+    # the record was made under the newer driver
+    assert ids(results) == ["driver-old", "unproven"]
     assert "needs 580.65 or newer" in results[0].seen
 
 

@@ -80,8 +80,10 @@ def doctor(*args: str) -> Result:
     return CliRunner().invoke(build_app(), ["doctor", *args], prog_name="ddtree-ops")
 
 
-@pytest.mark.usefixtures("hosts")
-def test_yellow_warns() -> None:
+def test_yellow_warns(hosts: dict[str, dict[str, Any] | None]) -> None:
+    one = hosts["one"]
+    assert one is not None
+    one["proofs"] = {}
     shown = doctor("one")
     assert shown.exit_code == 0, shown.output
     assert "one: 8 GPUs" in shown.output
