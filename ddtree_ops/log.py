@@ -10,6 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+class _Error:
+    """Writes to whatever standard error is at that moment: tests put another in its place, and close it."""
+
+    def info(self, line: str) -> None:
+        sys.stderr.write(line + "\n")
+
+
 class Log:
     """Drops everything until it is enabled."""
 
@@ -20,7 +27,7 @@ class Log:
         import structlog
 
         logger = structlog.wrap_logger(
-            structlog.PrintLogger(sys.stderr),
+            _Error(),
             processors=[
                 structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
                 structlog.processors.JSONRenderer(sort_keys=True),

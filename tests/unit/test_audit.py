@@ -35,8 +35,8 @@ def test_a_line_says_who_what_from_where_to_where_and_how_it_ended(tmp_path: Pat
     assert entry == {
         "at": 1_700_000_000.0, "by": "op", "client": "desk", "command": "deploy", "inventory": "fleet.toml",
         "target": "h1:tree", "host": "h1", "instance": "tree", "status": "rolled back", "release": "0" * 64,
-        "before": "b" * 64, "effect": "restart", "seconds": 12.5, "round_trips": 0, "exit_code": 5, "notes": [], "found": "too slow",
-        "evidence": "/e.tar.gz",
+        "before": "b" * 64, "effect": "restart", "seconds": 12.5, "round_trips": 0, "exit_code": 5, "notes": [],
+        "found": "too slow", "evidence": "/e.tar.gz",
     }  # fmt: skip
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
 
