@@ -15,7 +15,7 @@ from ddtree_ops.lab import root as disks
 from ddtree_ops.lab.inventory import inventory_text
 from ddtree_ops.lab.machine import Machine
 from ddtree_ops.lab.names import DEFAULT_LAB, MAX_HOSTS, LabNames, nets_lock, state_dir
-from ddtree_ops.lab.system import THIS_MACHINE, cgroup2, locked, require_commands, require_root, run
+from ddtree_ops.lab.system import THIS_MACHINE, cgroup2, locked, require_commands, require_inotify, require_root, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -107,6 +107,7 @@ class Lab:
             raise UsageError(f"{count} is not a number of hosts from 1 to {MAX_HOSTS}", next="ddtree-ops lab up -n 2")
         require_root()
         require_commands(self.say)
+        require_inotify(self.say)
         base = disks.base_root(self.say)
         image = disks.disk_image(disk_mib, self.say)
         fresh = not self.exists

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ddtree_ops.clock import Clock
     from ddtree_ops.lab.names import HostNames
 
-BOOT_S = 40.0
+BOOT_S = 90.0
 STOP_S = 20.0
 # ioctl of <linux/fs.h>: stop the file system where it stands, without writing back the journal or any page
 FS_IOC_SHUTDOWN = 0x8004587D

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 THIS_MACHINE = "this machine"
+INOTIFY_INSTANCES = 2048
 
 # command the lab runs -> the Debian package that holds it
 PACKAGES = {
@@ -102,6 +103,17 @@ def require_commands(say: Callable[[str], None]) -> None:
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     run("apt-get", "update", "-qq", timeout=300, env=env)
     run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing, timeout=600, env=env)
+
+
+def require_inotify(say: Callable[[str], None]) -> None:
+    """Every systemd holds inotify instances, and the kernel counts those of all hosts together, as root's.
+
+    The usual 128 are enough for about fifteen hosts; past that their boots fail in odd places.
+    """
+    knob = Path("/proc/sys/fs/inotify/max_user_instances")
+    if int(knob.read_text()) < INOTIFY_INSTANCES:
+        say(f"raising fs.inotify.max_user_instances to {INOTIFY_INSTANCES} until the next reboot")
+        knob.write_text(f"{INOTIFY_INSTANCES}\n")
 
 
 def parse_cgroup2(mountinfo: str) -> Path | None:

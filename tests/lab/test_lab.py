@@ -361,4 +361,5 @@ def test_a_killed_up_is_taken_down_by_name(other: Lab) -> None:
     started.wait()
     (other.names.dir / "lab.json").unlink()
     assert other.down()
-    assert footprint(other.names) == {}
+    while footprint(other.names):  # a command that the killed one had just started may still end
+        assert time.monotonic() < deadline + 20, footprint(other.names)
