@@ -10,7 +10,7 @@ PYTHON := $(VENV)/bin/python
 # pytest processes, each with a lab of its own; one more than cores, since lab tests mostly wait for hosts
 WORKERS ?= $(shell n=$$(nproc); echo $$(( n > 3 ? 4 : n + 1 )))
 # seconds after which a run of all tests has hung
-LIMIT ?= 1620
+LIMIT ?= 3600
 
 .PHONY: help demo test check lint clean
 
