@@ -54,7 +54,7 @@ def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
             held = {"owner": "nobody (the lock file is damaged)", "expires": 0}
         if held is not None and held.get("token") == wanted["token"]:
             return {"lock": public(held), "took_over": None}
-        if held is not None and held.get("expires", 0) > now:
+        if held is not None and not ended(held, now):
             raise held_by(held)
         if held is None:
             publish(path, wanted)
@@ -102,7 +102,7 @@ def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
             seized = files.read_json(ctx.path("seized.json")) or {}
             if token and seized.get("token") == token:
                 raise Failure("RolledBackError", seized["why"], "", "ddtree-ops history {host}")
-            if held is not None and held.get("expires", 0) > time.time():
+            if held is not None and not ended(held, time.time()):
                 raise held_by(held)
             raise Failure(
                 "LockedError",
@@ -122,14 +122,30 @@ def seize(ctx: Context, token: str | None, owner: str, purpose: str) -> str:
     now = time.time()
     mine = {
         "token": os.urandom(16).hex(), "owner": owner, "pid": os.getpid(), "purpose": purpose,
-        "since": now, "expires": now + 3 * LEASE_S,
+        "since": now, "expires": now + 3 * LEASE_S, "boot": boot_id(),
     }  # fmt: skip
     with guarded(ctx) as path:
         held = files.read_json(path)
-        if held is not None and held.get("expires", 0) > now and held.get("token") != token:
+        if held is not None and not ended(held, now) and held.get("token") != token:
             raise held_by(held)
         files.write_json(path, mine)
     return str(mine["token"])
+
+
+def ended(held: dict[str, Any], now: float) -> bool:
+    """Whether a claim no longer holds: its lease is over, or it is the host's own (``boot``) and its process is gone.
+
+    Only of a process of this host can that be known; one that a power cut ended must not keep its successor waiting.
+    """
+    if held.get("expires", 0) <= now:
+        return True
+    boot = held.get("boot")
+    return bool(boot) and (boot != boot_id() or not os.path.exists("/proc/{}".format(held.get("pid"))))
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as src:
+        return src.read().strip()
 
 
 def say_seized(ctx: Context, token: str | None, why: str) -> None:
@@ -140,7 +156,7 @@ def say_seized(ctx: Context, token: str | None, why: str) -> None:
 def read(ctx: Context) -> dict[str, Any] | None:
     """The lock as anybody may see it, and whether its lease still runs."""
     held = files.read_json(ctx.path("lock.json"))
-    return dict(public(held), live=held.get("expires", 0) > time.time()) if held else None
+    return dict(public(held), live=not ended(held, time.time())) if held else None
 
 
 def public(held: dict[str, Any]) -> dict[str, Any]:

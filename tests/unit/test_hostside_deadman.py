@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from systemd_words import exec_start
 
 from ddtree_ops.errors import LockedError, RefusedError, RolledBackError
 from ddtree_ops.hostside.deadman import quote
+from ddtree_ops.hostside.lock import boot_id
 
 UNIT = "sglang-ddtree-qwen.service"
 
@@ -150,6 +153,36 @@ def test_the_host_waits_for_another_change_but_not_for_the_one_that_armed(host: 
     assert "locked by eve@elsewhere" in boot["why"]
     host.do("unlock", force=True)
     assert timer_fires(host)["value"]["taken_back"] is True
+
+
+@pytest.mark.parametrize("boot", ["this", "an earlier one"])
+def test_a_switch_that_was_killed_half_way_does_not_keep_the_next_one_waiting(host: HelperHost, boot: str) -> None:
+    first = deployed(host, "first\n")
+    host.do("record", instance="qwen", release=first, outcome="proven")
+    host.do("arm", instance="qwen", to=first, within_s=300)
+    deployed(host, "second\n")
+    let_it_pass(host)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    held = {
+        "token": "its own",
+        "owner": "dead-man switch",
+        "pid": dead.pid if boot == "this" else os.getpid(),
+        "expires": time.time() + 300,
+        "boot": boot_id() if boot == "this" else boot,
+    }
+    (host.root / "lock.json").write_text(json.dumps(held))
+    assert timer_fires(host)["value"]["taken_back"] is True
+
+
+def test_a_switch_that_is_at_work_is_waited_for(host: HelperHost) -> None:
+    first = deployed(host, "first\n")
+    host.do("arm", instance="qwen", to=first, within_s=300)
+    deployed(host, "second\n")
+    let_it_pass(host)
+    held = {"token": "its own", "owner": "dead-man switch", "pid": os.getpid(), "expires": time.time() + 300}
+    (host.root / "lock.json").write_text(json.dumps({**held, "boot": boot_id()}))
+    assert timer_fires(host)["error"]["kind"] == "LockedError"
 
 
 def test_the_old_server_that_was_never_touched_is_not_restarted(host: HelperHost) -> None:
