@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHON := $(VENV)/bin/python
-# pytest processes, each with a lab of its own; one more than cores, since lab tests mostly wait for hosts
-WORKERS ?= $(shell n=$$(nproc); echo $$(( n > 3 ? 4 : n + 1 )))
+# pytest processes, each with a lab of its own of up to twelve hosts: not more than cores, or hosts boot too slowly
+WORKERS ?= $(shell n=$$(nproc); echo $$(( n > 4 ? 4 : n )))
 # seconds after which a run of all tests has hung
 LIMIT ?= 3600
 
