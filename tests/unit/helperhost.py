@@ -73,3 +73,13 @@ def release_tar(
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return hashlib.sha256(data).hexdigest(), packed.getvalue()
+
+
+def deployed(host: HelperHost, unit: str) -> str:
+    """A release with this unit, staged, current and started; its digest."""
+    digest, tar = release_tar(unit)
+    host.do("stage_release", tar, instance="qwen", release=digest)
+    host.do("switch", instance="qwen", release=digest)
+    host.do("write_unit", instance="qwen")
+    host.do("systemctl", verb="restart", instance="qwen")
+    return digest

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helperhost import HelperHost, helper_host, release_tar
+from helperhost import HelperHost, deployed, helper_host, release_tar
 
 from ddtree_ops.agent import client
 from ddtree_ops.errors import HelperError, LockedError, MovedError, RefusedError, UnreachableError
@@ -28,15 +28,6 @@ def host(free: HelperHost) -> Iterator[HelperHost]:
     """A host whose lock we hold."""
     with free.agent.locked("test"):
         yield free
-
-
-def deployed(host: HelperHost, unit: str) -> str:
-    digest, tar = release_tar(unit)
-    host.do("stage_release", tar, instance="qwen", release=digest)
-    host.do("switch", instance="qwen", release=digest)
-    host.do("write_unit", instance="qwen")
-    host.do("systemctl", verb="restart", instance="qwen")
-    return digest
 
 
 def test_the_helper_is_pushed_once_and_then_run_in_one_round_trip(free: HelperHost) -> None:

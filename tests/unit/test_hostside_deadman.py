@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helperhost import HelperHost, helper_host, release_tar
+from helperhost import HelperHost, deployed, helper_host, release_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from systemd_words import exec_start
@@ -29,15 +29,6 @@ def host(tmp_path: Path) -> Iterator[HelperHost]:
     made = helper_host(tmp_path)
     with made.agent.locked("test"):
         yield made
-
-
-def deployed(host: HelperHost, unit: str) -> str:
-    digest, tar = release_tar(unit)
-    host.do("stage_release", tar, instance="qwen", release=digest)
-    host.do("switch", instance="qwen", release=digest)
-    host.do("write_unit", instance="qwen")
-    host.do("systemctl", verb="restart", instance="qwen")
-    return digest
 
 
 def armed_file(host: HelperHost) -> Path:
