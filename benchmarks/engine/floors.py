@@ -143,7 +143,7 @@ def floor_table(name: str, rows: tuple[int, ...] = (16, 17, 33, 65), path: int =
 
 
 def seen_table(costs: dict[str, Any]) -> str:
-    """Where a round's time went in each arm; a profile keeps its 24 largest kernels, so small stages are lower bounds."""
+    """Where a round's time went in each arm; a profile keeps 24 kernels, so small stages are lower bounds."""
     stages = [name for name, _ in STAGES] + ["rest"]
     lines = [f"| arm | ms a round | {' | '.join(stages)} |", "| --- |" + " --- |" * (len(stages) + 1)]
     for arm in costs["arms"]:
