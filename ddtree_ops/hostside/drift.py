@@ -63,13 +63,14 @@ def main_process(pid: int) -> dict[str, Any] | None:
     """The server: its words, when it began, where it looks for modules. Other variables may hold secrets."""
     if not pid:
         return None
+    about = procs.about(pid)  # first: it waits until the process runs its own program, with an environment of its own
     words = procs.text(f"/proc/{pid}/environ").split("\0")
     path = next((word.partition("=")[2] for word in words if word.startswith("PYTHONPATH=")), None)
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
         program = ""
-    return dict(procs.about(pid), python_path=path, program=program)
+    return dict(about, python_path=path, program=program)
 
 
 def staged_engine(ctx: Context, digest: str) -> dict[str, Any]:

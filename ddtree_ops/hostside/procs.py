@@ -6,8 +6,12 @@ import os
 import re
 import socket
 import struct
+import time
 from typing import Any, Iterable
 
+# include/linux/sched.h: a process that is ending, a thread of the kernel. Neither has words, now or later.
+PF_EXITING, PF_KTHREAD = 0x4, 0x00200000
+EXEC_S = 1.0
 CGROUPS = "/sys/fs/cgroup"
 LISTEN = "0A"
 UNIT = re.compile(r"/([^/]+\.(?:service|scope))(?:/|$)")
@@ -45,11 +49,31 @@ def about(pid: int) -> dict[str, Any]:
     return {
         "pid": pid,
         "ppid": int(stat_field(pid, 1) or 0),
-        "argv": [a for a in text(f"/proc/{pid}/cmdline").split("\0") if a],
+        "argv": words(pid),
         "unit": unit_of(pid),
         "uid": uid(pid),
         "started": started(pid),
     }
+
+
+def words(pid: int) -> list[str]:
+    """The process's command line; empty for one that has none (ended, a zombie, a thread of the kernel).
+
+    While execve() loads a program the kernel shows no command line, since the new one is not laid out yet. So nothing
+    is believed of a process that should have words only after it had ``EXEC_S`` to get them.
+    """
+    end = time.monotonic() + EXEC_S
+    while True:
+        found = text(f"/proc/{pid}/cmdline")
+        if found or not has_words(pid) or time.monotonic() >= end:
+            return [word for word in found.split("\0") if word]
+        time.sleep(0.005)
+
+
+def has_words(pid: int) -> bool:
+    """Whether the process runs a program of its own, which has a command line before long."""
+    state, flags = stat_field(pid, 0), stat_field(pid, 6)
+    return state not in (None, "Z", "X", "x") and not int(flags or 0) & (PF_EXITING | PF_KTHREAD)
 
 
 def uid(pid: int) -> int | None:
