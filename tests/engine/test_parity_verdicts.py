@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_ddtree.parity import plan, suite, verdicts
+from sglang_ddtree.parity import plan, sections, suite, verdicts
 from sglang_ddtree.parity.informed import RANKS, Informant
 from sglang_ddtree.parity.jobs_data import prompts
 
@@ -91,7 +91,7 @@ def test_arms_are_compared_with_plain_decoding_of_the_same_jobs() -> None:
     by_name = {a.name: a for a in arms}
     for arm in arms:
         if arm.kind != "ar" and "oracle" not in arm.name:
-            assert suite.common_jobs(by_name[suite.reference_of(arm)], arm), arm.name
+            assert suite.common_jobs(by_name[sections.reference_of(arm)], arm), arm.name
 
 
 def test_a_wrong_arm_turns_the_report_red(tmp_path: Path) -> None:
@@ -120,6 +120,72 @@ def test_the_self_test_writes_a_record_the_engine_accepts() -> None:
     assert proofs.reject(record, wanted) is None
     rows[0]["wrong"] = ["differs"]
     assert "did not pass" in (proofs.reject(suite.proof(rows, arms, ""), wanted) or "")
+
+
+def test_what_a_job_was_to_meet_and_did_not_is_wrong() -> None:
+    aborted = result([[1], [2]], ["FINISH_LENGTH", "FINISH_ABORT"], to_abort=[1])
+    assert verdicts.job_failures(aborted) == []
+    aborted["results"][0]["finish"][1] = "FINISH_LENGTH"
+    assert verdicts.job_failures(aborted) == ["job 0: request 1 ended before it was aborted"]
+    assert verdicts.job_failures(result([[1]], cached=[64, 0])) == [
+        "job 0: request 1 found nothing in the prefix cache"
+    ]
+
+
+def test_an_arm_that_time_did_not_allow_is_told_from_a_wrong_one() -> None:
+    arms = sections.parse("hybrid/matrix:tree-16-2")
+    answered = {"ok": True, "start_s": 1.0, "results": [dict(result([[1]])["results"][0]) for _ in arms[0].jobs]}
+    late = {"ok": False, "late": True, "error": "tail\nran out of time"}
+    plain, tree = suite.judge({"hybrid/ar": answered, "hybrid/tree-16-2": late}, arms)
+    assert (plain["wrong"], tree["wrong"], tree["late"]) == ([], ["ran out of time"], True)
+    plain, tree = suite.judge({"hybrid/ar": late, "hybrid/tree-16-2": answered}, arms)
+    assert tree["wrong"] == ["compared with nothing: hybrid/ar gave no answer"]
+    assert tree["late"]
+    crashed = {"ok": False, "error": "Boom"}
+    _plain, tree = suite.judge({"hybrid/ar": crashed, "hybrid/tree-16-2": answered}, arms)
+    assert tree["wrong"]
+    assert not tree.get("late")
+
+
+def test_each_recorded_node_is_asked_about_once_all_recorders_have_ended() -> None:
+    arms = plan.oracle("hybrid")
+    answered = {"ok": True, "start_s": 1.0, "results": [{"job": "record_trees", "trees": [TREE]}]}
+    assert suite.askable(arms, {arms[0].name: answered}) == []
+    results: dict[str, Any] = {arm.name: answered for arm in arms[1:]}
+    results[arms[0].name] = {"ok": False, "error": "Boom"}
+    (question,) = suite.askable(arms, results)
+    assert question.jobs[0]["sequences"] == verdicts.node_paths(TREE)
+    laws = {"ok": True, "results": [{"logprobs": [[-1.0, -2.0]] * 4}]}
+    rows = suite.oracle_rows(arms, {**results, question.name: laws})
+    assert [row["wrong"] for row in rows] == [[], []]
+    laws["results"][0]["logprobs"][3] = [-2.0, -1.0]
+    assert "law differs" in suite.oracle_rows(arms, {**results, question.name: laws})[0]["wrong"][0]
+    (late, _) = suite.oracle_rows(arms, {**results, question.name: {"ok": False, "late": True, "error": "late"}})
+    assert late["late"]
+
+
+def test_in_bfloat16_the_gap_at_each_difference_is_asked_for() -> None:
+    arms = plan.half_precision("hybrid")
+
+    def answer_of(last: list[int]) -> dict[str, Any]:
+        lines = [[[4, 5, 6]] * len(job["asks"]) for job in arms[0].jobs]
+        lines[-1] = [last] * len(lines[-1])
+        return {"ok": True, "start_s": 1.0, "results": [result(ids)["results"][0] for ids in lines]}
+
+    plain, left = answer_of([4, 5, 6]), answer_of([4, 9, 6])
+    results = {arm.name: left if arm.kind == "tree" else plain for arm in arms}
+    (question,) = suite.askable(arms, results)
+    assert (question.name, question.dtype) == ("hybrid/bf16-tree-gaps", "bfloat16")
+    law = [0.0] * 32
+    law[5], law[9] = -1.0, -1.05
+    answer = {"ok": True, "results": [{"logprobs": [law] * len(question.jobs[0]["sequences"])}]}
+    rows = {row["arm"]: row for row in suite.tie_rows(arms, {**results, question.name: answer})}
+    assert rows["hybrid/bf16-linear/ties"]["differences"] == []
+    assert {d["gap"] for d in rows["hybrid/bf16-tree/ties"]["differences"]} == {0.05}
+    assert rows["hybrid/bf16-tree/ties"]["wrong"] == []
+    law[9] = -1.5
+    rows = {row["arm"]: row for row in suite.tie_rows(arms, {**results, question.name: answer})}
+    assert "gap 0.5" in rows["hybrid/bf16-tree/ties"]["wrong"][0]
 
 
 def test_a_leak_is_wrong() -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from sglang_ddtree import config, proofs
 from sglang_ddtree.parity import suite
 from sglang_ddtree.parity.plan import Arm
+from sglang_ddtree.parity.pool import run_arms
 
 BACKEND = "triton"
 BUDGETS = (4, 16, 32, 64)
@@ -112,16 +113,18 @@ def write(directory: Path, proof: dict[str, Any]) -> Path:
     return path
 
 
-def run(pair: Path, out: Path, parallel: int, limit_s: float) -> list[dict[str, Any]]:
+def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """The suite's rows on this GPU."""
-    deadline = time.monotonic() + limit_s
-
-    def run_arms(chosen: list[Arm]) -> dict[str, dict[str, Any]]:
-        return suite.run_arms([with_weights(a) for a in chosen], out, parallel, deadline)
-
     chosen = arms(pair)
-    results = run_arms(chosen)
-    return suite.judge(results, chosen) + suite.oracle_rows(chosen, results, run_arms)
+    results = run_arms(
+        [with_weights(a) for a in chosen],
+        out,
+        options.parallel,
+        time.monotonic() + options.limit_s,
+        more=lambda found: [with_weights(a) for a in suite.askable(chosen, found)],
+        lock=options.gpu_lock,
+    )
+    return suite.judge(results, chosen) + suite.oracle_rows(chosen, results)
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -131,6 +134,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="keep the arms' logs and answers here")
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
+    parser.add_argument("--gpu-lock", type=Path, help="shared with parity suites that use the GPU at the same time")
     return parser.parse_args(argv)
 
 
@@ -148,7 +152,7 @@ def main(argv: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory(prefix="ddtree-selftest-") as scratch:
         began = time.monotonic()
-        rows = run(options.pair, options.out or Path(scratch), options.parallel, options.limit_s)
+        rows = run(options.pair, options, options.out or Path(scratch))
         proof = record(rows, capability, time.monotonic() - began, time.time())
     print(suite.table([row for row in rows if "dtype" in row]))
     path = write(options.proofs_dir, proof)

@@ -1,9 +1,12 @@
 """One arm of the suite in a process of its own: `python -m sglang_ddtree.parity.arm SPEC.json OUT.json`.
 
 SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "seed": 1 or null (keep the weights),
-"float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null, "places": 4}.
+"float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null, "places": 5,
+"memory": [shares, of]}.
 OUT: {"ok": true, "start_s": ..., "results": [...]} or {"ok": false, "error": traceback}.
-Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves.
+Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves:
+an arm that has such jobs loads in a place, too, lest its weights disturb another one's clock. Where weights of several
+arms do not fit side by side, an arm takes its shares of the memory once it has imported, and keeps them to its end.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 EXCLUSIVE = ("timed", "profiled")
+PLACES = 5
 
 
 def seeded_dummies(seed: int) -> None:
@@ -59,6 +63,14 @@ def alone(path: str | None, places: int) -> Iterator[None]:
         yield
 
 
+def memory(path: str | None, shares: int, of: int) -> contextlib.AbstractContextManager[None]:
+    """Hold one of `of` shares of the GPU's memory, or all of them; an arm that takes none waits for nobody."""
+    if shares not in (0, 1, of):
+        raise ValueError(f"{shares} of {of} shares of memory: an arm takes none, one or all")
+    where = f"{path}.memory" if path and shares else None
+    return turn(where, of) if shares < of else alone(where, of)
+
+
 def seeds_after_start() -> None:
     """Let the sampler use request seeds, as deterministic inference does, without its attention kernels."""
     from sglang.srt.runtime_context import get_context
@@ -76,9 +88,9 @@ def cache_states_of_text_models() -> None:
 
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
-    from sglang_ddtree.parity.jobs import JOBS
-    from sglang_ddtree.parity.session import Session
+    from sglang_ddtree.parity.session import Session, import_sglang
 
+    import_sglang()  # half a minute on the CPU, best spent while others have the GPU's memory
     if spec.get("float32"):
         from sglang_ddtree.parity.float32 import use_native_layers
 
@@ -91,21 +103,29 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         install()
     if spec.get("extra_buffer"):
         cache_states_of_text_models()
-    session = Session(spec["argv"])
-    if spec.get("late_seeds"):
-        seeds_after_start()
-    started = time.perf_counter() - start
-    results = []
-    for entry in spec["jobs"]:
-        entry = dict(entry)
-        job = JOBS[entry.pop("job")]
-        hold = alone if job.__name__ in EXCLUSIVE else turn
-        with hold(spec.get("gpu_lock"), spec.get("places", 5)):
+    lock, places = spec.get("gpu_lock"), spec.get("places", PLACES)
+    with memory(lock, *spec.get("memory", (0, 1))):
+        timed = any(entry["job"] in EXCLUSIVE for entry in spec["jobs"])
+        with turn(lock if timed else None, places):
             begin = time.perf_counter()
-            results.append(
-                {"job": job.__name__, **job(session, **entry), "took_s": round(time.perf_counter() - begin, 2)}
-            )
-    return {"ok": True, "start_s": round(started, 1), "results": results}
+            session = Session(spec["argv"])
+        if spec.get("late_seeds"):
+            seeds_after_start()
+        now = time.perf_counter()
+        results = [answered(session, dict(entry), lock, places) for entry in spec["jobs"]]
+    return {"ok": True, "start_s": round(now - start, 1), "load_s": round(now - begin, 1), "results": results}
+
+
+def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int) -> dict[str, Any]:
+    """One job's result, taken in its turn on the GPU."""
+    from sglang_ddtree.parity.jobs import JOBS
+
+    job = JOBS[entry.pop("job")]
+    hold = alone if job.__name__ in EXCLUSIVE else turn
+    with hold(lock, places):
+        begin = time.perf_counter()
+        found = job(session, **entry)
+        return {"job": job.__name__, **found, "took_s": round(time.perf_counter() - begin, 2)}
 
 
 def main(spec_path: str, out_path: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sglang_ddtree.parity import split
 from sglang_ddtree.parity.jobs_data import prompts
 from sglang_ddtree.parity.session import Ask, Session
 
@@ -23,6 +24,7 @@ def tokens(session: Session, *, asks: list[dict[str, Any]], together: bool = Fal
         "ids": [a.ids for a in answers],
         "rounds": [a.rounds for a in answers],
         "finish": [a.finish for a in answers],
+        "to_abort": [number for number, job in enumerate(jobs) if job.abort_after is not None],
         "counters": counters(session),
         "memory_before": before,
         "memory_after": after,
@@ -244,7 +246,10 @@ def timed(session: Session, *, vocab: int, batch: int, short: int, long: int, re
 
 
 def profiled(session: Session, *, vocab: int, batch: int, new: int, top: int = 40) -> dict[str, Any]:
-    """Where a round's GPU time goes: kernels of a short generation by name, per round, prefill included once."""
+    """Where a round's GPU time goes: by kernel (per round, prefill included once) and by stage (whole rounds only).
+
+    `timeline` keeps the last rounds' kernels, [index into `names`, start, microseconds, launch], to look again later.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     lines = prompts(batch, 24, vocab, seed=7)
@@ -254,26 +259,49 @@ def profiled(session: Session, *, vocab: int, batch: int, new: int, top: int = 4
         answers = session.run(asks)
         torch.cuda.synchronize()
     rounds = max(max(a.rounds or len(a.ids) for a in answers), 1)
-    kernels: dict[str, list[float]] = {}
-    spans = []
-    for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            entry = kernels.setdefault(event.name, [0.0, 0.0])
-            entry[0] += event.device_time
-            entry[1] += 1
-            spans.append((event.time_range.start, event.time_range.end))
-    ranked = sorted(kernels.items(), key=lambda item: -item[1][0])
-    wall = (max(e for _, e in spans) - min(s for s, _ in spans)) if spans else 0.0
+    cuda = torch.autograd.DeviceType.CUDA
+    kernels = [
+        split.Kernel(event.name, event.time_range.start, event.time_range.end, int(event.id))
+        for event in seen.events()
+        if event.device_type == cuda
+    ]
+    return {"batch": batch, "rounds": rounds, **by_kernel(kernels, rounds, top), **by_stage(kernels)}
+
+
+def by_kernel(kernels: list[split.Kernel], rounds: int, top: int) -> dict[str, Any]:
+    """Sums by name, the dearest first."""
+    sums: dict[str, list[float]] = {}
+    for kernel in kernels:
+        entry = sums.setdefault(kernel.name, [0.0, 0.0])
+        entry[0] += kernel.end - kernel.start
+        entry[1] += 1
+    ranked = sorted(sums.items(), key=lambda item: -item[1][0])
+    wall = max(k.end for k in kernels) - min(k.start for k in kernels) if kernels else 0.0
     return {
-        "rounds": rounds,
         "wall_us_per_round": round(wall / rounds, 1),
-        "busy_us_per_round": round(sum(v[0] for v in kernels.values()) / rounds, 1),
-        "launches_per_round": round(sum(v[1] for v in kernels.values()) / rounds, 1),
+        "busy_us_per_round": round(sum(v[0] for v in sums.values()) / rounds, 1),
+        "launches_per_round": round(sum(v[1] for v in sums.values()) / rounds, 1),
         "kernels": [
             {"name": name[:110], "us_per_round": round(t / rounds, 2), "per_round": round(n / rounds, 2)}
             for name, (t, n) in ranked[:top]
         ],
     }
+
+
+def by_stage(kernels: list[split.Kernel], kept: int = 4) -> dict[str, Any]:
+    """Microseconds of each stage of a round, or why they could not be told apart; and the last rounds as they were."""
+    try:
+        stages: dict[str, Any] = {"stages_us": split.split(kernels)}
+    except ValueError as error:
+        stages = {"stages_us": None, "stages_why": str(error)}
+    line = [kernel for one, _until in split.cut(kernels)[-kept:] for kernel in one]
+    names = list(dict.fromkeys(kernel.name[:110] for kernel in line))
+    at = {name: number for number, name in enumerate(names)}
+    zero = line[0].start if line else 0.0
+    timeline = [
+        [at[k.name[:110]], round(k.start - zero, 2), round(k.end - k.start, 2), k.launch] for k in line
+    ]  # fmt: skip
+    return {**stages, "names": names, "timeline": timeline}
 
 
 JOBS = {

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from sglang_ddtree.parity import float32
+from sglang_ddtree.parity import float32, models
 from sglang_ddtree.parity.jobs_data import fixed_asks
 
 BUDGETS = (1, 4, 15, 16, 17, 32, 64)
@@ -15,7 +15,11 @@ CAPS = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear or tree."""
+    """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear or tree.
+
+    memory: (shares, of): 0 of 1 for a small model; 1 of 2 where two arms' weights fit the GPU at once, 2 of 2 where
+    one's do. The last value of a flag counts, so `extra` can replace any above it.
+    """
 
     name: str
     kind: str
@@ -33,6 +37,7 @@ class Arm:
     seeded: bool = False
     extra_buffer: bool = False
     environ: tuple[tuple[str, str], ...] = ()
+    memory: tuple[int, int] = (0, 1)
 
     def argv(self, models: Path) -> list[str]:
         """Arguments of sglang.launch_server. Radix cache and prefill graphs are off unless `extra` says otherwise."""
@@ -109,6 +114,7 @@ class Arm:
             "late_seeds": self.seeded,
             "extra_buffer": self.extra_buffer,
             "gpu_lock": str(lock),
+            "memory": list(self.memory),
         }
 
 
@@ -142,6 +148,18 @@ def matrix(target: str) -> list[Arm]:
     return arms
 
 
+def variants(target: str) -> list[Arm]:
+    """The matrix's trees once more, without overlap and without graphs."""
+    trees = [arm for arm in matrix(target) if arm.kind == "tree"]
+    ways = {"no-overlap": ("--disable-overlap-schedule",), "eager": ("--disable-cuda-graph",)}
+    plain = next(arm for arm in matrix(target) if arm.kind == "ar")
+    return [plain] + [
+        dataclasses.replace(arm, name=f"{arm.name}-{way}", extra=(*arm.extra, *flags))
+        for way, flags in ways.items()
+        for arm in trees
+    ]
+
+
 def oracle(target: str) -> list[Arm]:
     """Trees recorded with every node's law; the suite then asks plain decoding about each path."""
     record = {"job": "record_trees", "rounds": 24, "asks": fixed_asks(3, 48)}
@@ -153,6 +171,14 @@ def oracle(target: str) -> list[Arm]:
 
 def oracle_reference(target: str, sequences: list[list[int]]) -> Arm:
     return Arm(f"{target}/oracle-ar", "ar", target, ({"job": "last_logprobs", "sequences": sequences},))
+
+
+# A hybrid target's states for the prefix cache, at every 64th token, in slots beside the running ones.
+KEEP_STATES = (
+    *("--mamba-radix-cache-strategy", "extra_buffer"),
+    *("--mamba-track-interval", "64"),
+    *("--max-mamba-cache-size", "64"),
+)
 
 
 def behaviour(target: str) -> list[Arm]:
@@ -199,8 +225,8 @@ def behaviour(target: str) -> list[Arm]:
                 kind,
                 target,
                 (again,),
-                extra=("--enable-radix", "--max-mamba-cache-size", "64", "--mamba-track-interval", "64"),
-                extra_buffer=True,
+                extra=("--enable-radix", *(KEEP_STATES if target == "hybrid" else ())),
+                extra_buffer=target == "hybrid",
             ),
             Arm(f"{target}/{kind}-limit", kind, target, (long,), extra=("--context-length", "1024")),
             Arm(f"{target}/{kind}-10k", kind, target, (ten_thousand,), extra=("--context-length", "12288")),
@@ -223,32 +249,55 @@ def half_precision(target: str) -> list[Arm]:
     return [Arm(f"{target}/bf16-{kind}", kind, target, MATRIX_JOBS, dtype="bfloat16") for kind in kinds]
 
 
-COST_VOCABULARY = 248320
+COST_CELLS = (("ar", 16), ("linear", 16), ("tree", 8), ("tree", 16), ("tree", 32), ("tree", 64))
+# Which arms of a real size may hold their weights at once on 139 GiB: 64 layers are 54 GB, and stock snapshots take
+# 144 MiB a row for each request and one more.
+WHOLE = "shape-27b"
 
 
-def costs(target: str) -> list[Arm]:
-    """Milliseconds of a round and where they go, on dummy weights of a real size: each arm alone on the GPU."""
-    timed = {"job": "timed", "vocab": COST_VOCABULARY, "short": 16, "long": 112, "repeats": 3}
-    profiled = {"job": "profiled", "vocab": COST_VOCABULARY, "batch": 1, "new": 24}
-    jobs = ({**timed, "batch": 1}, {**timed, "batch": 2}, profiled)
-    cells = [("ar", 16), ("linear", 16), ("tree", 8), ("tree", 16), ("tree", 32), ("tree", 64)]
+def cost_memory(target: str, kind: str, budget: int, requests: int) -> tuple[int, int]:
+    if target == WHOLE:
+        rows = 0 if kind == "ar" else 16 if kind == "linear" else budget + 1
+        return (1, 2) if rows * (requests + 1) <= 70 else (2, 2)
+    return (1, 4) if target.startswith(WHOLE) else (0, 1)
+
+
+def costs(target: str, batches: tuple[int, ...] = (), cells: tuple[tuple[str, int], ...] = COST_CELLS) -> list[Arm]:
+    """Milliseconds of a round and where they go, on dummy weights: each arm alone on the GPU while it is timed.
+
+    batches: 1 on the whole model and 1 and 8 elsewhere, unless given.
+    """
+    batches = batches or ((1,) if target == WHOLE else (1, 8))
+    vocab = models.MODELS[target]["vocab_size"]
+    timed = {"job": "timed", "vocab": vocab, "short": 16, "long": 112, "repeats": 5}
+    profiled = {"job": "profiled", "vocab": vocab, "new": 24}
+    jobs = tuple({**job, "batch": batch} for batch in batches for job in (timed, profiled))
+    drafter = "drafter" if target == "hybrid" else f"{target}-drafter"
+    requests = max(batches)
+    tail = "" if batches in ((1,), (1, 8)) else "".join(f"-x{batch}" for batch in batches)
     return [
         Arm(
-            f"{target}/cost-{kind}" + (f"-{budget}" if kind == "tree" else ""),
+            f"{target}/cost-{kind}" + (f"-{budget}" if kind == "tree" else "") + tail,
             kind,
             target,
             jobs,
-            drafter=f"{target}-drafter",
+            drafter=drafter,
             budget=budget,
             dtype="bfloat16",
             seed=None,
             informed=False,
-            requests=2,
-            tokens=6000,
-            extra=("--context-length", "4096"),
+            requests=requests,
+            tokens=8000,
+            extra=("--mem-fraction-static", "0.97"),
+            memory=cost_memory(target, kind, budget, requests),
         )
         for kind, budget in cells
     ]
+
+
+def costs_of_eight(target: str) -> list[Arm]:
+    """Eight requests at once on the whole model, with the trees whose snapshots fit beside 54 GB of weights."""
+    return costs(target, (8,), (("ar", 16), ("linear", 16), ("tree", 16)))
 
 
 def audits(target: str) -> list[Arm]:

@@ -8,6 +8,7 @@ finished requests are read.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import time
 from array import array
@@ -63,14 +64,20 @@ class _Feed:
         return []
 
 
+def import_sglang() -> None:
+    """Plugins first, since their hooks must be in place before the scheduler's modules are used; idempotent."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    importlib.import_module("sglang.srt.managers.scheduler")
+
+
 class Session:
     """A loaded scheduler. `argv` are the arguments of sglang.launch_server."""
 
     def __init__(self, argv: list[str]) -> None:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-        from sglang.srt.plugins import load_plugins
-
-        load_plugins()
+        import_sglang()
         from sglang.srt.managers.scheduler import Scheduler
         from sglang.srt.runtime_context import publish
         from sglang.srt.server_args import PortArgs, prepare_server_args

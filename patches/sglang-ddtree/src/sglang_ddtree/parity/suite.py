@@ -9,98 +9,65 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from sglang_ddtree.parity import models, plan, verdicts
+from sglang_ddtree.parity.arm import EXCLUSIVE
 from sglang_ddtree.parity.plan import Arm
+from sglang_ddtree.parity.pool import Results, run_arms
+from sglang_ddtree.parity.sections import SectionError, gather, reference_of
 
 
-def run_arms(arms: list[Arm], out: Path, parallel: int, deadline: float) -> dict[str, dict[str, Any]]:
-    """Results by arm name. An arm that has not ended at the deadline (time.monotonic) is killed and reported so."""
-    out.mkdir(parents=True, exist_ok=True)
-    models.write(out / "models")
-    waiting, running, results = list(arms), {}, {}
-    while waiting or running:
-        while waiting and len(running) < parallel:
-            arm = waiting.pop(0)
-            running[arm.name] = _start(arm, out)
-        time.sleep(0.2)
-        for name, (process, answer, log) in list(running.items()):
-            late = time.monotonic() > deadline
-            if process.poll() is None and not late:
-                continue
-            if process.poll() is None:
-                _kill(process)
-            del running[name]
-            results[name] = _read(answer, log, late)
-    return results
-
-
-def _start(arm: Arm, out: Path) -> tuple[subprocess.Popen[bytes], Path, Path]:
-    stem = arm.name.replace("/", "_")
-    spec, answer, log = out / f"{stem}.spec.json", out / f"{stem}.out.json", out / f"{stem}.log"
-    spec.write_text(json.dumps(arm.spec(out / "models", out / "gpu.lock")))
-    answer.unlink(missing_ok=True)
-    with log.open("wb") as handle:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sglang_ddtree.parity.arm", str(spec), str(answer)],
-            stdout=handle,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return process, answer, log
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, 9)
-    process.wait()
-
-
-def _read(answer: Path, log: Path, late: bool) -> dict[str, Any]:
-    if answer.exists():
-        return json.loads(answer.read_text())  # type: ignore[no-any-return]
-    tail = log.read_text(errors="replace")[-3000:] if log.exists() else ""
-    return {"ok": False, "error": ("ran out of time\n" if late else "ended without an answer\n") + tail}
-
-
-def judge(results: dict[str, dict[str, Any]], arms: list[Arm]) -> list[dict[str, Any]]:
-    """One row for each arm: its counters, and every way in which it is wrong."""
-    rows = []
+def judge(results: Results, arms: list[Arm]) -> list[dict[str, Any]]:
+    """One row for each arm: its counters, and every way in which it is wrong. `late`: for want of time only."""
     by_name = {arm.name: arm for arm in arms}
-    for arm in arms:
-        result = results[arm.name]
-        row: dict[str, Any] = {
-            "arm": arm.name,
-            "kind": arm.kind,
-            "budget": arm.budget,
-            "cap": arm.cap,
-            "dtype": arm.dtype,
-        }
-        if not result["ok"]:
-            rows.append({**row, "wrong": [result["error"].strip().splitlines()[-1]]})
-            continue
-        wrong = verdicts.job_failures(result)
-        reference = results.get(reference_of(arm))
-        exact = arm.dtype == "float32" or arm.kind == "linear"
-        if reference is not None and reference["ok"] and reference is not result and exact:
-            wrong += verdicts.same_tokens(reference, result, common_jobs(by_name[reference_of(arm)], arm))
-        counted = verdicts.last_counters(result)
-        row.update(
-            informed=verdicts.commits(result),
-            start_s=result["start_s"],
-            accept_length=verdicts.accept_length(result),
-            off_spine=counted.get("accepted_off_spine"),
-            nodes=counted.get("nodes_per_tree"),
-            wrong=wrong,
-        )
-        rows.append(row)
-    return rows
+    return [judge_arm(arm, results, by_name) for arm in arms]
+
+
+def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, Any]:
+    result = results[arm.name]
+    row: dict[str, Any] = {
+        "arm": arm.name,
+        "kind": arm.kind,
+        "budget": arm.budget,
+        "cap": arm.cap,
+        "dtype": arm.dtype,
+    }
+    if not result["ok"]:
+        return {**row, "wrong": [last_line(result)], "late": bool(result.get("late"))}
+    wrong, late = verdicts.job_failures(result), False
+    name = reference_of(arm)
+    reference = results.get(name)
+    exact = arm.dtype == "float32" or arm.kind == "linear"
+    if reference is not None and reference is not result and exact:
+        if reference["ok"]:
+            wrong += verdicts.same_tokens(reference, result, common_jobs(by_name[name], arm))
+        else:
+            late = not wrong and bool(reference.get("late"))
+            wrong.append(f"compared with nothing: {name} gave no answer")
+    counted = verdicts.last_counters(result)
+    measured = [job for job in result["results"] if job["job"] in EXCLUSIVE]
+    return {
+        **row,
+        "informed": verdicts.commits(result),
+        "start_s": result["start_s"],
+        "accept_length": verdicts.accept_length(result),
+        "off_spine": counted.get("accepted_off_spine"),
+        "nodes": counted.get("nodes_per_tree"),
+        "wrong": wrong,
+        **({"late": True} if late else {}),
+        **({"measured": measured} if measured else {}),
+    }
+
+
+def last_line(result: dict[str, Any]) -> str:
+    return (str(result["error"]).strip().splitlines() or ["no reason"])[-1]
 
 
 def common_jobs(left: Arm, right: Arm) -> list[int]:
@@ -110,17 +77,6 @@ def common_jobs(left: Arm, right: Arm) -> list[int]:
         for n, (a, b) in enumerate(zip(left.jobs, right.jobs, strict=False))
         if a == b and "ids" in a.get("asks", [{}])[0]
     ]
-
-
-def reference_of(arm: Arm) -> str:
-    """The plain-decoding arm an arm is compared with: same target, same jobs."""
-    target, _, tail = arm.name.partition("/")
-    if tail.startswith("bf16-"):
-        return f"{target}/bf16-dflash" if arm.kind == "linear" else f"{target}/bf16-ar"
-    paired = ("behaviour", "retract", "radix", "limit", "seeded", "10k")
-    if tail.startswith("tree-") and tail.split("-", 1)[1] in paired:
-        return f"{target}/ar-{tail.split('-', 1)[1]}"
-    return f"{target}/ar"
 
 
 def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, Any]:
@@ -160,56 +116,93 @@ def table(rows: list[dict[str, Any]]) -> str:
 ORACLE_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of a log-probability; a wrong parent shows as order 1
 
 
-def oracle_rows(arms: list[Arm], results: dict[str, dict[str, Any]], run: Any) -> list[dict[str, Any]]:
-    """Second stage: ask plain decoding about every node that the oracle arms recorded, and compare laws."""
+def askable(arms: list[Arm], results: Results) -> list[Arm]:
+    """The second questions that the answers so far raise: plain decoding about each node that was recorded, as soon as
+    every oracle arm of a target has ended, and about the gap at each first difference in bfloat16.
+    """
+    return [*oracle_questions(arms, results).values(), *tie_questions(arms, results).values()]
+
+
+def oracle_questions(arms: list[Arm], results: Results) -> dict[str, Arm]:
+    """By target: the arm that is asked about all its recorded nodes."""
+    found = {}
+    recorders = [arm for arm in arms if arm.jobs[0]["job"] == "record_trees"]
+    for target in dict.fromkeys(arm.target for arm in recorders):
+        names = [arm.name for arm in recorders if arm.target == target]
+        trees = recorded([results[name] for name in names if name in results])
+        if all(name in results for name in names) and trees:
+            found[target] = plan.oracle_reference(target, verdicts.oracle_sequences(trees))
+    return found
+
+
+def recorded(answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [tree for answer in answers if answer["ok"] for tree in answer["results"][0]["trees"]]
+
+
+def oracle_rows(arms: list[Arm], results: Results) -> list[dict[str, Any]]:
+    """Each recorded node's law against plain decoding's over the node's own path."""
     rows = []
-    recorded = [a for a in arms if a.jobs[0]["job"] == "record_trees" and results[a.name]["ok"]]
-    for target in sorted({a.target for a in recorded}):
-        of_target = [a for a in recorded if a.target == target]
-        trees = {a.name: results[a.name]["results"][0]["trees"] for a in of_target}
-        sequences = verdicts.oracle_sequences([t for found in trees.values() for t in found])
-        reference = plan.oracle_reference(target, sequences)
-        answer = run([reference])[reference.name]
-        for arm in of_target:
-            row: dict[str, Any] = {"arm": arm.name + "/laws", "kind": "oracle", "wrong": []}
-            if not answer["ok"]:
-                row["wrong"] = [answer["error"].strip().splitlines()[-1]]
-            else:
-                found = verdicts.oracle_errors(trees[arm.name], sequences, answer["results"][0]["logprobs"])
-                row["laws"] = found
-                if found["max_error"] > ORACLE_TOLERANCE[arm.dtype]:
-                    row["wrong"] = [f"a node's law differs by {found['max_error']:.4f}"]
-            rows.append(row)
+    questions = oracle_questions(arms, results)
+    for arm in (a for a in arms if a.jobs[0]["job"] == "record_trees" and results[a.name]["ok"]):
+        question = questions.get(arm.target)
+        row: dict[str, Any] = {"arm": arm.name + "/laws", "kind": "oracle", "wrong": []}
+        answer = results.get(question.name) if question else None
+        if question is None or answer is None or not answer["ok"]:
+            row["wrong"] = [last_line(answer) if answer else "nothing was recorded"]
+            row["late"] = bool(answer and answer.get("late"))
+        else:
+            sequences = question.jobs[0]["sequences"]
+            laws = answer["results"][0]["logprobs"]
+            row["laws"] = verdicts.oracle_errors(results[arm.name]["results"][0]["trees"], sequences, laws)
+            if row["laws"]["max_error"] > ORACLE_TOLERANCE[arm.dtype]:
+                row["wrong"] = [f"a node's law differs by {row['laws']['max_error']:.4f}"]
+        rows.append(row)
     return rows
 
 
 NEAR_TIE = 0.1  # nats between the two tokens that plain decoding and a tree chose, in bfloat16
 
 
-def tie_rows(arms: list[Arm], results: dict[str, dict[str, Any]], run: Any) -> list[dict[str, Any]]:
-    """bfloat16: ask plain decoding how far apart the two tokens of each first difference were."""
+def tie_questions(arms: list[Arm], results: Results) -> dict[str, Arm]:
+    """By arm in bfloat16 that leaves plain decoding: the arm that is asked how near each difference was to a tie."""
+    found = {}
+    for name, differences in tie_differences(arms, results).items():
+        if differences:
+            reference = plan.oracle_reference(name.partition("/")[0], [d["sequence"] for d in differences])
+            found[name] = dataclasses.replace(reference, name=f"{name}-gaps", dtype="bfloat16")
+    return found
+
+
+def tie_differences(arms: list[Arm], results: Results) -> dict[str, list[dict[str, Any]]]:
+    """By arm in bfloat16 with an answer: the first differences of its requests from plain decoding's."""
+    by_name = {arm.name: arm for arm in arms}
+    found = {}
+    for arm in (a for a in arms if a.dtype == "bfloat16" and a.kind in ("tree", "linear")):
+        plain, answer = results.get(f"{arm.target}/bf16-ar"), results.get(arm.name)
+        if plain and answer and plain["ok"] and answer["ok"]:
+            reference = by_name[f"{arm.target}/bf16-ar"]
+            jobs = common_jobs(reference, arm)
+            found[arm.name] = verdicts.differences(with_asks(plain, reference), answer, jobs)
+    return found
+
+
+def tie_rows(arms: list[Arm], results: Results) -> list[dict[str, Any]]:
+    """bfloat16: how far apart, for plain decoding, the two tokens of each first difference were."""
     rows = []
-    by_name = {a.name: a for a in arms}
-    for arm in (a for a in arms if a.dtype == "bfloat16" and a.kind in ("tree", "linear") and results[a.name]["ok"]):
-        name = f"{arm.target}/bf16-ar"
-        if name not in results or not results[name]["ok"]:
-            continue
-        found = verdicts.differences(
-            with_asks(results[name], by_name[name]), results[arm.name], common_jobs(by_name[name], arm)
-        )
-        row: dict[str, Any] = {"arm": arm.name + "/ties", "kind": "ties", "differences": found, "wrong": []}
-        if found:
-            sequences = [d["sequence"] for d in found]
-            reference = dataclasses.replace(plan.oracle_reference(arm.target, sequences), dtype="bfloat16")
-            answer = run([reference])[reference.name]
-            if answer["ok"]:
-                for difference, law in zip(found, answer["results"][0]["logprobs"], strict=True):
-                    a, b = difference["tokens"]
-                    difference["gap"] = round(abs(law[a] - law[b]), 4)
-                    del difference["sequence"]
-                row["wrong"] = [f"token {d['at']}: gap {d['gap']}" for d in found if d["gap"] > NEAR_TIE]
-            else:
-                row["wrong"] = ["no answer about the gaps"]
+    questions = tie_questions(arms, results)
+    for name, differences in tie_differences(arms, results).items():
+        row: dict[str, Any] = {"arm": name + "/ties", "kind": "ties", "differences": differences, "wrong": []}
+        answer = results.get(questions[name].name) if differences else None
+        if answer and answer["ok"]:
+            for difference, law in zip(differences, answer["results"][0]["logprobs"], strict=True):
+                a, b = difference["tokens"]
+                difference["gap"] = round(abs(law[a] - law[b]), 4)
+            row["wrong"] = [f"token {d['at']}: gap {d['gap']}" for d in differences if d["gap"] > NEAR_TIE]
+        elif differences:
+            row["wrong"] = ["no answer about the gaps"]
+            row["late"] = bool(answer and answer.get("late"))
+        for difference in differences:
+            del difference["sequence"]
         rows.append(row)
     return rows
 
@@ -219,38 +212,45 @@ def with_asks(result: dict[str, Any], arm: Arm) -> dict[str, Any]:
     return {**result, "results": jobs}
 
 
-def sections(names: list[str]) -> list[Arm]:
-    builders = {
-        "matrix": plan.matrix,
-        "behaviour": plan.behaviour,
-        "audits": plan.audits,
-        "oracle": plan.oracle,
-        "bf16": plan.half_precision,
-        "costs": plan.costs,
-        "selftest": plan.selftest,
-    }
-    return [arm for name in names for arm in builders[name.split("/")[1]](name.split("/")[0])]
+def sources() -> str:
+    """sha256 over all modules of this package: an answer is kept only while it would be given again."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
-def main(argv: list[str]) -> int:
+def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument(
-        "--section", action="append", default=[], help="TARGET/matrix, TARGET/behaviour, TARGET/audits ..."
-    )
+    parser.add_argument("--section", action="append", default=[], help="TARGET/SECTION[:TAIL,TAIL], see sections.py")
     parser.add_argument("--only", action="append", default=[], help="run these arms of the sections only")
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--limit-s", type=float, default=540)
+    parser.add_argument("--gpu-lock", type=Path, help="shared with other suites that use the GPU at the same time")
+    parser.add_argument("--keep", action="store_true", help="keep the answers in OUT that these sources have given")
     parser.add_argument("--proof", type=Path, help="write the record that admits this combination on this host")
-    options = parser.parse_args(argv)
-    arms = [a for a in sections(options.section) if not options.only or a.name in options.only]
-    deadline = time.monotonic() + options.limit_s
+    return parser.parse_args(argv)
 
-    def run(chosen: list[Arm]) -> dict[str, dict[str, Any]]:
-        return run_arms(chosen, options.out, options.parallel, deadline)
 
-    results = run(arms)
-    rows = judge(results, arms) + oracle_rows(arms, results, run) + tie_rows(arms, results, run)
+def main(argv: list[str]) -> int:
+    options = arguments(argv)
+    try:
+        arms = [a for a in gather(options.section) if not options.only or a.name in options.only]
+    except SectionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results = run_arms(
+        arms,
+        options.out,
+        options.parallel,
+        time.monotonic() + options.limit_s,
+        more=lambda found: askable(arms, found),
+        lock=options.gpu_lock,
+        sources=sources() if options.keep else "",
+    )
+    rows = judge(results, arms) + oracle_rows(arms, results) + tie_rows(arms, results)
     print(table(rows))
     (options.out / "report.json").write_text(json.dumps({"rows": rows}, indent=1))
     if options.proof is not None:

@@ -51,7 +51,17 @@ def job_failures(result: Result) -> list[str]:
         found += [f"job {number}: {line}" for line in job.get("wrong", [])]
         if job.get("audited_rounds") == 0:
             found.append(f"job {number} audited no round")
+        found += [f"job {number}: {line}" for line in missed(job)]
     return found
+
+
+def missed(job: Result) -> list[str]:
+    """What a job was to meet and did not, so that its equal tokens would show nothing."""
+    whole = [row for row in job.get("to_abort", []) if "ABORT" not in job["finish"][row]]
+    unfound = [row for row, count in enumerate(job.get("cached", [])) if not count]
+    return [f"request {row} ended before it was aborted" for row in whole] + [
+        f"request {row} found nothing in the prefix cache" for row in unfound
+    ]
 
 
 def differences(reference: Result, other: Result, jobs: list[int]) -> list[dict[str, Any]]:

@@ -1,0 +1,58 @@
+"""Resolve command lines with SGLang's own ServerArgs as on a GPU host: `parse_arms.py SGLANG < JSON`, JSON out.
+
+In: {name: [argv, whether to list text-only Qwen3.5 among the architectures whose states are cached]}. Out: by name the
+settings that SGLang arrived at, or {"error": why}. A process of its own, because it pretends to have an H200.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+SHOWN = ("speculative_num_draft_tokens", "disable_overlap_schedule", "disable_radix_cache", "mem_fraction_static",
+         "uses_mamba_radix_cache", "mamba_radix_cache_strategy", "context_length", "max_running_requests")  # fmt: skip
+
+
+def pretend_an_h200() -> None:
+    import torch
+    from sglang.srt import server_args
+
+    card = SimpleNamespace(total_memory=140 << 30, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    torch.cuda.get_device_name = lambda *_: card.name
+    torch.cuda.get_device_properties = lambda *_: card  # type: ignore[assignment,return-value]
+    server_args.is_cuda = lambda: True
+
+
+def settle(argv: list[str], cached_states: bool) -> dict[str, Any]:
+    from sglang.srt.arg_groups.overrides import resolved_view
+    from sglang.srt.server_args import prepare_server_args
+    from sglang_ddtree.parity.arm import cache_states_of_text_models
+
+    os.environ.pop("SGLANG_DDTREE_CONFIG", None)
+    if cached_states:
+        cache_states_of_text_models()
+    try:
+        view = resolved_view(prepare_server_args(argv))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  whatever stops a server is the finding
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {name: getattr(view, name) for name in SHOWN}
+
+
+def main() -> None:
+    import sglang_setup
+
+    sglang_setup.load(Path(sys.argv[1]))
+    pretend_an_h200()
+    print(json.dumps({name: settle(argv, cached) for name, (argv, cached) in json.load(sys.stdin).items()}))
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "patches/sglang-ddtree/src")]
+    main()

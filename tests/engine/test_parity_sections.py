@@ -1,0 +1,119 @@
+"""Which arms a section names, and that SGLang itself accepts every arm's command line on an H200."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_setup
+from cpu_pair import FOLDER
+from sglang_ddtree import selftest
+from sglang_ddtree.parity import models, plan, sections
+
+ROOT = Path(__file__).parents[2]
+ALL = [
+    *(f"{target}/{name}" for target in ("hybrid", "dense") for name in
+      ("matrix", "variants", "behaviour", "audits", "oracle", "bf16", "selftest")),
+    "hybrid/costs", "shape-27b-12/costs", "shape-27b/costs", "shape-27b/costs-of-eight",
+]  # fmt: skip
+
+
+def bench_arms() -> dict[str, list[str]]:
+    """The servers of the benchmark's file: their flags."""
+    table = tomllib.loads((ROOT / "benchmarks/engine/h200.toml").read_text())
+    return {
+        f"bench/{entry['name']}": [*table["common"], *(table["speculation"] if "speculation" in entry else ()),
+                                   *entry.get("speculation", ())]
+        for entry in table["arm"]
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if absent := sglang_setup.missing():
+        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+    folder = tmp_path_factory.mktemp("models")
+    models.write(folder)
+    asked = {arm.name: (arm.argv(folder), arm.extra_buffer) for arm in sections.gather(ALL) if not arm.extra_buffer}
+    asked |= {name: (argv, False) for name, argv in bench_arms().items()}
+    asked |= {arm.name: (selftest.with_weights(arm).argv(folder), False) for arm in selftest.arms(FOLDER)}
+    # last, since the architecture stays listed
+    asked |= {arm.name: (arm.argv(folder), True) for arm in sections.gather(ALL) if arm.extra_buffer}
+    command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
+    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
+                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert set(found) == set(asked)
+    return found
+
+
+def test_sglang_accepts_every_arm_on_an_h200(settled: dict[str, Any]) -> None:
+    refused = {name: found["error"] for name, found in settled.items() if "error" in found}
+    assert refused == {}
+
+
+def test_arms_run_as_their_names_say(settled: dict[str, Any]) -> None:
+    for arm in sections.gather(ALL):
+        found = settled[arm.name]
+        if arm.kind == "tree":
+            assert found["speculative_num_draft_tokens"] == arm.budget + 1, arm.name
+        assert found["disable_overlap_schedule"] == ("overlap" in arm.name or "/oracle-" in arm.name), arm.name
+        assert found["disable_radix_cache"] == ("radix" not in arm.name), arm.name
+        assert found["max_running_requests"] == arm.requests, arm.name
+    for kind in ("ar", "tree"):
+        radix = settled[f"hybrid/{kind}-radix"]
+        assert radix["uses_mamba_radix_cache"]
+        assert radix["mamba_radix_cache_strategy"] == "extra_buffer"
+
+
+def test_a_section_is_whole_or_the_named_arms_with_their_references() -> None:
+    assert [arm.name for arm in sections.parse("hybrid/matrix")] == [arm.name for arm in plan.matrix("hybrid")]
+    assert [arm.name for arm in sections.parse("hybrid/matrix:tree-16-2")] == ["hybrid/ar", "hybrid/tree-16-2"]
+    named = [arm.name for arm in sections.parse("dense/behaviour:tree-10k,tree-radix")]
+    assert named == ["dense/ar-10k", "dense/ar-radix", "dense/tree-10k", "dense/tree-radix"]
+    assert [arm.name for arm in sections.parse("hybrid/bf16:bf16-linear")] == [
+        "hybrid/bf16-dflash",
+        "hybrid/bf16-linear",
+    ]
+    twice = sections.gather(["hybrid/matrix:tree-16-2", "hybrid/matrix:tree-16-2,tree-32-8"])
+    assert [arm.name for arm in twice] == ["hybrid/ar", "hybrid/tree-16-2", "hybrid/tree-32-8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("hybrid", "is no section"), ("hybrid/none", "is no section"), ("tiny/matrix", "is no section"),
+     ("hybrid/matrix:tree-3-3", "has no arm hybrid/tree-3-3; it has")],
+)  # fmt: skip
+def test_what_does_not_exist_is_said_with_what_does(text: str, says: str) -> None:
+    with pytest.raises(sections.SectionError, match=says):
+        sections.parse(text)
+
+
+def test_every_arm_is_compared_with_one_that_its_section_brings() -> None:
+    for text in ALL:
+        if "costs" in text or "oracle" in text:
+            continue
+        arms = {arm.name: arm for arm in sections.parse(text)}
+        plain = {arm.name for arm in plan.matrix(text.partition("/")[0])}
+        for arm in arms.values():
+            assert sections.reference_of(arm) in {*arms, *plain}, arm.name
+
+
+def test_real_sizes_are_timed_at_one_and_eight_requests_and_share_the_memory() -> None:
+    whole = {arm.name.removeprefix("shape-27b/cost-"): arm for arm in sections.parse("shape-27b/costs")}
+    assert {job["batch"] for job in whole["tree-64"].jobs} == {1}
+    assert whole["ar"].memory == whole["tree-32"].memory == (1, 2)
+    assert whole["tree-64"].memory == (2, 2)  # 18 GiB of snapshots beside 54 GB of weights
+    assert all(arm.memory == (2, 2) for arm in sections.parse("shape-27b/costs-of-eight") if arm.kind != "ar")
+    for target in ("shape-27b-12", "hybrid"):
+        (batches,) = {tuple(job["batch"] for job in arm.jobs) for arm in sections.parse(f"{target}/costs")}
+        assert batches == (1, 1, 8, 8)
+    vocabularies = {job["vocab"] for arm in sections.parse("hybrid/costs") for job in arm.jobs}
+    assert vocabularies == {models.VOCAB}
