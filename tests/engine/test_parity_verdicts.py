@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from sglang_ddtree.parity.jobs_data import prompts
 
 
 def result(ids: list[list[int]], finish: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    return {"ok": True, "start_s": 1.0, "results": [{"job": "tokens", "ids": ids, "finish": finish or ["x"], **more}]}
+    return {
+        "ok": True,
+        "start_s": 1.0,
+        "states": "snapshots",
+        "results": [{"job": "tokens", "ids": ids, "finish": finish or ["x"], **more}],
+    }
 
 
 @pytest.mark.parametrize(
@@ -97,14 +103,18 @@ def test_arms_are_compared_with_plain_decoding_of_the_same_jobs() -> None:
 def test_a_wrong_arm_turns_the_report_red(tmp_path: Path) -> None:
     arms = [a for a in plan.matrix("dense") if a.name in ("dense/ar", "dense/tree-16-8")]
     jobs = [{"job": "tokens", "ids": [[1, 2]], "finish": ["e"], "rounds": [1], "leaked": False} for _ in arms[0].jobs]
-    good = {"ok": True, "start_s": 1.0, "results": jobs}
-    bad = {"ok": True, "start_s": 1.0, "results": [*jobs[:-1], {**jobs[-1], "ids": [[1, 3]]}]}
+    good = {"ok": True, "start_s": 1.0, "states": "snapshots", "results": jobs}
+    bad = {**good, "results": [*jobs[:-1], {**jobs[-1], "ids": [[1, 3]]}]}
     assert all(not r["wrong"] for r in suite.judge({a.name: good for a in arms}, arms))
     rows = suite.judge({"dense/ar": good, "dense/tree-16-8": bad}, arms)
     assert "differs at token 1" in rows[1]["wrong"][0]
     assert "WRONG" in suite.table(rows)
     crashed = suite.judge({"dense/ar": good, "dense/tree-16-8": {"ok": False, "error": "Traceback\nBoom: x"}}, arms)
     assert crashed[1]["wrong"] == ["Boom: x"]
+    wanted = [dataclasses.replace(a, states="records") for a in arms]
+    kept = suite.judge({a.name: good for a in wanted}, wanted)
+    assert [len(row["wrong"]) for row in kept] == [0, 1]  # plain decoding keeps neither
+    assert kept[1]["wrong"] == ["kept snapshots, not records: nothing is shown of them"]
     assert tmp_path.is_dir()
 
 
@@ -134,7 +144,12 @@ def test_what_a_job_was_to_meet_and_did_not_is_wrong() -> None:
 
 def test_an_arm_that_time_did_not_allow_is_told_from_a_wrong_one() -> None:
     arms = sections.parse("hybrid/matrix:tree-16-2")
-    answered = {"ok": True, "start_s": 1.0, "results": [dict(result([[1]])["results"][0]) for _ in arms[0].jobs]}
+    answered = {
+        "ok": True,
+        "start_s": 1.0,
+        "states": "snapshots",
+        "results": [dict(result([[1]])["results"][0]) for _ in arms[0].jobs],
+    }
     late = {"ok": False, "late": True, "error": "tail\nran out of time"}
     plain, tree = suite.judge({"hybrid/ar": answered, "hybrid/tree-16-2": late}, arms)
     assert (plain["wrong"], tree["wrong"], tree["late"]) == ([], ["ran out of time"], True)
@@ -149,7 +164,12 @@ def test_an_arm_that_time_did_not_allow_is_told_from_a_wrong_one() -> None:
 
 def test_each_recorded_node_is_asked_about_once_all_recorders_have_ended() -> None:
     arms = plan.oracle("hybrid")
-    answered = {"ok": True, "start_s": 1.0, "results": [{"job": "record_trees", "trees": [TREE]}]}
+    answered = {
+        "ok": True,
+        "start_s": 1.0,
+        "states": "snapshots",
+        "results": [{"job": "record_trees", "trees": [TREE]}],
+    }
     assert suite.askable(arms, {arms[0].name: answered}) == []
     results: dict[str, Any] = {arm.name: answered for arm in arms[1:]}
     results[arms[0].name] = {"ok": False, "error": "Boom"}
@@ -170,7 +190,12 @@ def test_in_bfloat16_the_gap_at_each_difference_is_asked_for() -> None:
     def answer_of(last: list[int]) -> dict[str, Any]:
         lines = [[[4, 5, 6]] * len(job["asks"]) for job in arms[0].jobs]
         lines[-1] = [last] * len(lines[-1])
-        return {"ok": True, "start_s": 1.0, "results": [result(ids)["results"][0] for ids in lines]}
+        return {
+            "ok": True,
+            "start_s": 1.0,
+            "states": "snapshots",
+            "results": [result(ids)["results"][0] for ids in lines],
+        }
 
     plain, left = answer_of([4, 5, 6]), answer_of([4, 9, 6])
     results = {arm.name: left if arm.kind == "tree" else plain for arm in arms}
@@ -186,6 +211,19 @@ def test_in_bfloat16_the_gap_at_each_difference_is_asked_for() -> None:
     law[9] = -1.5
     rows = {row["arm"]: row for row in suite.tie_rows(arms, {**results, question.name: answer})}
     assert "gap 0.5" in rows["hybrid/bf16-tree/ties"]["wrong"][0]
+
+
+def test_the_suite_proves_records_under_their_own_digest() -> None:
+    from sglang_ddtree import args, proofs
+
+    arms = [dataclasses.replace(a, states="records") for a in plan.selftest("hybrid")]
+    record = suite.proof([{"arm": a.name, "wrong": []} for a in arms], arms, "")
+    engine = proofs.engine_digest(states="records")
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", args.compute_capability(), engine, proofs.running_driver(), 64, "records"
+    )
+    assert proofs.reject(record, wanted) is None
+    assert engine != proofs.engine_digest()
 
 
 def test_a_leak_is_wrong() -> None:

@@ -19,7 +19,8 @@ TREE = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", "tree"
 @pytest.fixture(autouse=True)
 def _sglang(sglang_src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sglang_setup.load(sglang_src)
-    monkeypatch.delenv("SGLANG_DDTREE_CONFIG", raising=False)
+    for name in ("SGLANG_DDTREE_CONFIG", "SGLANG_DDTREE_STATES"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def parse(*argv: str) -> Any:
@@ -103,6 +104,28 @@ def test_linear_is_left_as_dflash_would_be() -> None:
         assert getattr(linear, field) == getattr(plain, field)
 
 
+def test_how_states_are_kept_is_chosen_by_flag_file_or_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_ddtree import states
+
+    assert states.from_environment() == "snapshots"
+    parse(*TREE, "--speculative-ddtree-states", "records")
+    assert states.from_environment() == "records"
+    file = tmp_path / "server.yaml"
+    file.write_text("speculative-algorithm: DDTREE\nspeculative-ddtree-states: snapshots\n")
+    parse("--config", str(file))
+    assert states.from_environment() == "snapshots"
+    monkeypatch.setenv(states.ENV, "records")
+    parse(*TREE)  # no flag: the environment stands
+    assert states.from_environment() == "records"
+    monkeypatch.setenv(states.ENV, "ring")
+    with pytest.raises(ValueError, match="SGLANG_DDTREE_STATES is 'ring'"):
+        states.from_environment()
+    with pytest.raises(ValueError, match="--speculative-ddtree-states set without"):
+        parse("--speculative-ddtree-states", "records")
+
+
 def test_an_attention_backend_of_the_user_is_kept() -> None:
     assert parse(*TREE).attention_backend == "triton"
     assert parse(*TREE, "--attention-backend", "fa3").attention_backend == "fa3"
@@ -155,6 +178,25 @@ def test_the_block_is_read_by_dflash_and_the_tree_written_after(resolve: Any, mo
     assert (resolved.rows, resolved.width, resolved.slots) == (17, 10, 17)
     assert "max_speculative_num_draft_tokens" not in vars(args)
     assert config.of(args) is resolved
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("tree", "records"), ("linear", "snapshots")])
+def test_resolved_settings_say_how_states_are_kept(
+    mode: str, shown: str, resolve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang_ddtree import args, config, refusals, states
+
+    monkeypatch.setenv(config.ENV, config.DDTreeConfig(mode=mode).to_json())
+    monkeypatch.setenv(states.ENV, "records")
+    # In linear mode nothing is asked of the models; in a tree the choice reaches the rules.
+    facts = args.gather_facts(None, None, config.DDTreeConfig(mode="linear"))
+    if mode == "tree":
+        facts = refusals.Facts(hybrid="gdn", states=states.from_environment())
+    monkeypatch.setattr(args, "gather_facts", lambda *_: facts)
+    given = stub_args(speculative_num_draft_tokens=None if mode == "linear" else 17)
+    resolved = resolve(given)
+    assert resolved.public()["states"] == resolved.states == shown
+    assert (states.recording(given) is not None) == (mode == "tree")
 
 
 def test_linear_resolves_to_the_block(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

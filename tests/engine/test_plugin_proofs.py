@@ -90,11 +90,11 @@ BYSTANDERS = {
 }
 
 
-def test_the_proof_covers_all_that_the_worker_imports() -> None:
-    """What is left out decides whether a server starts, or counts, but not what a tree round computes."""
+def imported(*first: str) -> set[str]:
+    """The package's files that these ones import, themselves included and bystanders left out."""
     root = Path(proofs.__file__).parent
     seen: set[str] = set()
-    waiting = ["worker.py", "algo.py", "hooks.py"]
+    waiting = list(first)
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -106,12 +106,40 @@ def test_the_proof_covers_all_that_the_worker_imports() -> None:
                 for path in ["/".join(base) + ".py", *("/".join([*base, alias.name]) + ".py" for alias in node.names)]:
                     if (root / path).is_file():
                         waiting.append(path)
-    assert seen - BYSTANDERS == set(proofs.STATE_SOURCES)
+    return seen - BYSTANDERS
+
+
+def test_the_proof_covers_all_that_the_worker_imports() -> None:
+    """What is left out decides whether a server starts, or counts, but not what a tree round computes."""
+    chosen = {"states.py"}  # args.py reads there how states are kept; snapshots need nothing else of it
+    assert imported("worker.py", "algo.py", "hooks.py") - chosen == set(proofs.STATE_SOURCES)
+
+
+def test_the_proof_of_records_covers_what_they_import_as_well() -> None:
+    assert imported("records_worker.py", "records.py") == {*proofs.STATE_SOURCES, *proofs.RECORD_SOURCES}
+
+
+def test_an_edit_of_the_record_kernels_withdraws_proofs_of_records_alone(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    shutil.copytree(Path(proofs.__file__).parent, package)
+    snapshots, records = proofs.engine_digest(package), proofs.engine_digest(package, "records")
+    assert snapshots != records
+    (package / "kernels" / "gdn_commit.py").write_text("changed")
+    assert proofs.engine_digest(package) == snapshots
+    assert proofs.engine_digest(package, "records") != records
+
+
+def test_a_proof_holds_for_the_way_states_are_kept_alone() -> None:
+    kept = dataclasses.replace(WANTED, states="records")
+    assert proofs.reject({**RECORD, "states": "records"}, kept) is None
+    assert proofs.reject({**RECORD, "states": "snapshots"}, WANTED) is None
+    for record, wanted in ((RECORD, kept), ({**RECORD, "states": "records"}, WANTED)):
+        assert "states kept as" in (proofs.reject(record, wanted) or "")
 
 
 def test_a_shipped_record_vouches_for_the_sources_it_ships_with() -> None:
     """A stale one would admit nothing here and yet look like a promise to whoever plans a deploy."""
     for _name, record in proofs.shipped():
         assert record["passed"] is True
-        assert record["engine"] == proofs.engine_digest()
+        assert record["engine"] == proofs.engine_digest(states=record.get("states", "snapshots"))
         assert record["suite"]["results"].startswith("benchmarks/results/")

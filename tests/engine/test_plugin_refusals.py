@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -135,6 +136,39 @@ def test_an_unproven_hybrid_names_the_self_test_and_the_flag() -> None:
         assert part in reason
     assert reasons("tree", unproven, {"allow_hybrid_unsafe": True}) == []
     assert reasons("shadow-linear", unproven) == []
+
+
+RECORDS = Facts("Qwen3_5ForCausalLM", hybrid="gdn", drafter_block=16, capability="9.0", proof="record.json",
+                states="records", heads=(128, 128), activation="silu")  # fmt: skip
+
+
+def test_records_are_served_where_the_kernels_are_written_for() -> None:
+    assert reasons("tree", RECORDS, {"budget": 64}) == []
+    assert reasons("tree", dataclasses.replace(HYBRID, heads=(96, 96)), {"budget": 255}) == []  # snapshots
+
+
+@pytest.mark.parametrize(
+    ("facts", "budget", "names"),
+    [
+        ({}, 65, "--speculative-ddtree-budget 64"),
+        ({"heads": (96, 128)}, 16, "96 and 128"),
+        ({"heads": (128, 24)}, 16, "128 and 24"),
+        ({"heads": (8, 16)}, 16, "8 and 16"),
+        ({"heads": None}, 16, "0 and 0"),
+        ({"activation": "gelu"}, 16, "'gelu'"),
+        ({"hybrid": ""}, 16, "Qwen3_5ForCausalLM has none"),
+    ],
+)
+def test_what_records_do_not_serve(facts: dict[str, Any], budget: int, names: str) -> None:
+    (reason,) = reasons("tree", dataclasses.replace(RECORDS, **facts), {"budget": budget, "allow_hybrid_unsafe": True})
+    assert names in reason
+    assert "--speculative-ddtree-states snapshots" in reason
+
+
+def test_unproven_records_are_refused_as_such() -> None:
+    (reason,) = reasons("tree", dataclasses.replace(RECORDS, proof=None))
+    assert "kept as records" in reason
+    assert reasons("tree", dataclasses.replace(RECORDS, proof=None), {"allow_hybrid_unsafe": True}) == []
 
 
 def test_the_unsafe_flag_admits_nothing_else() -> None:

@@ -51,6 +51,32 @@ def test_a_clean_run_is_a_proof_that_the_engine_accepts() -> None:
     assert proofs.judge(dataclasses.replace(wanted, compute_capability="9.0"), [("r", proof)])[0] is None
 
 
+def test_records_are_proven_by_records_of_their_own(tmp_path: Path) -> None:
+    proof = selftest.record(ROWS, "12.0", 98.0, 0.0, "records")
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", "12.0", proofs.engine_digest(states="records"), proofs.running_driver(), 64,
+        "records",
+    )  # fmt: skip
+    assert proofs.judge(wanted, [("r", proof)])[0] == "r"
+    snapshots = dataclasses.replace(wanted, engine=proofs.engine_digest(), states="snapshots")
+    assert proofs.judge(snapshots, [("r", proof)])[0] is None
+    paths = [selftest.write(tmp_path, selftest.record(ROWS, "12.0", 1.0, 0.0, s)) for s in ("snapshots", "records")]
+    assert paths[0] != paths[1]
+
+
+def test_every_tree_of_a_run_keeps_states_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[Any] = []
+
+    def run_arms(chosen: list[Any], *_args: Any, **_options: Any) -> dict[str, Any]:
+        ran.extend(chosen)
+        return {arm.name: {"ok": False, "error": "not run"} for arm in chosen}
+
+    monkeypatch.setattr(selftest, "run_arms", run_arms)
+    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--states", "records"]), tmp_path)
+    for arm in ran:
+        assert ("--speculative-ddtree-states records" in " ".join(arm.argv(tmp_path))) == (arm.kind == "tree")
+
+
 @pytest.mark.parametrize(
     ("rows", "says"),
     [

@@ -15,8 +15,8 @@ import os
 from typing import Any
 
 from sglang_ddtree import config as settings
-from sglang_ddtree import proofs, refusals
-from sglang_ddtree.config import DDTreeConfig, Resolved
+from sglang_ddtree import proofs, refusals, states
+from sglang_ddtree.config import DDTreeConfig
 
 logger = logging.getLogger(__name__)
 NAME = "DDTREE"
@@ -57,6 +57,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "States are computed in the same way; nobody has checked them there.",
     )
     group.add_argument(
+        "--speculative-ddtree-states",
+        choices=states.CHOICES,
+        default=None,
+        help="How a tree's recurrent states are kept until acceptance: snapshots is SGLang's whole state for each row, "
+        "records what a row changes, replayed; a host must have proven them. Default snapshots.",
+    )
+    group.add_argument(
         "--speculative-ddtree-proofs-dir",
         default=None,
         help=f"Where this host's self-test records lie. Default {settings.DEFAULT_PROOFS}.",
@@ -74,10 +81,14 @@ def hook_from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> An
     given = {
         name: value for name in _FLAG_FIELDS if (value := getattr(args, f"speculative_ddtree_{name}", None)) is not None
     }
+    kept = getattr(args, "speculative_ddtree_states", None)
+    names = [*given, *(["states"] if kept is not None else [])]
+    if names and (getattr(args, "speculative_algorithm", None) or "").upper() != NAME:
+        flags = ", ".join(f"--speculative-ddtree-{name.replace('_', '-')}" for name in names)
+        raise ValueError(f"{flags} set without --speculative-algorithm {NAME}.")
+    if kept is not None:
+        os.environ[states.ENV] = kept
     if given:
-        if (getattr(args, "speculative_algorithm", None) or "").upper() != NAME:
-            flags = ", ".join(f"--speculative-ddtree-{name.replace('_', '-')}" for name in given)
-            raise ValueError(f"{flags} set without --speculative-algorithm {NAME}.")
         base = DDTreeConfig.from_environment()
         os.environ[settings.ENV] = DDTreeConfig(**{**vars(base), **given}).to_json()
     return original(cls, args)
@@ -125,7 +136,7 @@ def _write(server_args: Any, fields: dict[str, Any]) -> None:
     server_args.__dict__.pop("max_speculative_num_draft_tokens", None)  # cached from the fields above
 
 
-def resolve(server_args: Any) -> Resolved:
+def resolve(server_args: Any) -> states.Resolved:
     """Refuse or settle; called by the algorithm where SGLang resolves it. Leaves the result on server_args."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.arg_groups.speculative_hook import _handle_dflash
@@ -139,7 +150,8 @@ def resolve(server_args: Any) -> Resolved:
     if config.mode == "tree":
         _write(server_args, {"speculative_num_draft_tokens": None, "speculative_eagle_topk": 1})
     _handle_dflash(server_args)
-    resolved = Resolved(config, int(server_args.speculative_num_draft_tokens), verdict(config, facts))
+    block = int(server_args.speculative_num_draft_tokens)
+    resolved = states.Resolved(config, block, verdict(config, facts), facts.states)
     if config.mode == "tree":
         _write(server_args, tree_numbers(config))
     settings.attach(server_args, resolved)
@@ -168,9 +180,10 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.
     hybrid = hybrid_family(model)
     proof, why = (None, [])
     capability = compute_capability()
+    kept = states.from_environment() if config.mode == "tree" else states.SNAPSHOTS
     if hybrid and config.mode == "tree":
         backend = view.decode_attention_backend or view.attention_backend
-        proof, why = find_proof(config, architecture, backend, capability)
+        proof, why = find_proof(config, architecture, backend, capability, kept)
     return refusals.Facts(
         architecture=architecture,
         hybrid=hybrid,
@@ -182,15 +195,27 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.
         capability=capability,
         proof=proof,
         proof_reasons=tuple(why),
+        states=kept,
+        **(recurrent_layers(model) if hybrid == "gdn" else {}),
     )
 
 
-def find_proof(config: DDTreeConfig, architecture: str, backend: str, capability: str) -> tuple[str | None, list[str]]:
+def recurrent_layers(model: Any) -> dict[str, Any]:
+    """What the rules ask of Gated DeltaNet layers, from the model's configuration."""
+    from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+
+    text = hybrid_gdn_config(model)
+    sizes = (getattr(text, "linear_key_head_dim", 0), getattr(text, "linear_value_head_dim", 0))
+    return {"heads": sizes, "activation": str(getattr(text, "hidden_act", ""))}
+
+
+def find_proof(
+    config: DDTreeConfig, architecture: str, backend: str, capability: str, kept: str
+) -> tuple[str | None, list[str]]:
     from pathlib import Path
 
-    wanted = proofs.Combination(
-        architecture, backend, capability, proofs.engine_digest(), proofs.running_driver(), config.budget
-    )
+    engine = proofs.engine_digest(states=kept)
+    wanted = proofs.Combination(architecture, backend, capability, engine, proofs.running_driver(), config.budget, kept)
     return proofs.judge(wanted, [*proofs.shipped(), *proofs.read_records(Path(config.proofs_dir))])
 
 

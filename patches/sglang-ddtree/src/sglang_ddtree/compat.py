@@ -48,6 +48,31 @@ TARGETS: tuple[Target, ...] = (
     _t("mem_cache.allocation_sizing.get_req_to_token_extra_context_len", "server_args", "hook"),
     _t("mem_cache.kv_cache_configurator.KVCacheConfigurator._handle_max_mamba_cache", "self total_rest_memory", "hook"),
     _t("managers.scheduler.Scheduler.get_internal_state", "self recv_req", "hook"),
+    _t(
+        "mem_cache.memory_pool.MambaPool.__init__",
+        "self size spec_state_size cache_params mamba_layer_ids device enable_memory_saver "
+        "speculative_num_draft_tokens speculative_eagle_topk enable_linear_replayssm linear_replayssm_cache_len "
+        "envelope_layout enable_linear_replayssm_spec",
+        "hook",
+    ),
+    _t(
+        "layers.attention.linear.gdn_backend.GDNAttnBackend.forward_extend",
+        "self layer forward_batch mixed_qkv a b kwargs",
+        "hook",
+    ),
+    _t(
+        "layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
+        "self last_correct_step_indices mamba_track_indices mamba_steps_to_track model req_pool_indices",
+        "hook",
+    ),
+    _t("mem_cache.memory_pool.HybridReqToTokenPool.mamba2_layer_cache", "self layer_id", "call"),
+    # Not called: its attributes are what a verify over records reads of a layer.
+    _t(
+        "layers.radix_linear_attention.RadixLinearAttention.__init__",
+        "self layer_id num_q_heads num_k_heads num_v_heads head_q_dim head_k_dim head_v_dim conv_weights bias "
+        "activation A_log dt_bias",
+        "call",
+    ),
     _t("arg_groups.speculative_hook._handle_dflash", "server_args", "call"),
     _t(f"{_SPEC}.register", "cls name supports_overlap validate_server_args spec_class", "call"),
     _t(

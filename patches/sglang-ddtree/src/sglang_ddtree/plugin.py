@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from sglang_ddtree import args, compat
 
@@ -19,11 +20,24 @@ def register() -> None:
     found = compat.problems(__version__)
     if found:
         raise RuntimeError("DDTREE is not registered: " + "; ".join(found))
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_ddtree import hooks
-    from sglang_ddtree.algo import DDTreeSpecAlgo, worker_class
+    from sglang_ddtree.algo import DDTreeSpecAlgo
+    from sglang_ddtree.records import worker_class
 
-    hooks.register_all()
+    for target, hook, kind in table():
+        HookRegistry.register(target, hook, HookType(kind))
     SpeculativeAlgorithm.register(args.NAME, supports_overlap=True, spec_class=DDTreeSpecAlgo)(worker_class)
     logger.info("DDTREE registered on SGLang %s", __version__)
+
+
+def table() -> list[tuple[str, Any, str]]:
+    """(target, hook, type) of every hook, one for each target: where records have one of their own, it calls the
+    other.
+    """
+    from sglang_ddtree import hooks, records
+
+    own = records.table()
+    targets = {target for target, _hook, _kind in own}
+    return [*(row for row in hooks.table() if row[0] not in targets), *own]

@@ -7,9 +7,10 @@ file:
 
     {"schema": 1, "engine": "<engine_digest()>", "architecture": "Qwen3_5ForCausalLM", "backend": "triton",
      "compute_capability": "12.0", "driver": "580.159.04", "max_budget": 64, "passed": true,
-     "when": "2026-11-30T08:00:00Z", "suite": {...what ran and its figures, free form...}}
+     "states": "records", "when": "2026-11-30T08:00:00Z", "suite": {...what ran and its figures, free form...}}
 
 `driver` may be absent; where it stands it must be the running one, since a driver carries the compiler of the kernels.
+`states` says how recurrent states were kept; absent, it means snapshots.
 """
 
 from __future__ import annotations
@@ -40,6 +41,17 @@ STATE_SOURCES = (
     "verify.py",
     "worker.py",
 )
+# What computes beside them where states are kept as records; the same test holds it for their worker.
+RECORD_SOURCES = (
+    "kernels/gdn.py",
+    "kernels/gdn_commit.py",
+    "kernels/gdn_conv.py",
+    "kernels/gdn_verify.py",
+    "kernels/hybrid.py",
+    "records.py",
+    "records_worker.py",
+    "states.py",
+)
 # Classes that wrap another one's layers: the vision wrapper of Qwen3.5 runs the text model's own, state for state.
 FAMILY = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
 _PACKAGE = Path(__file__).parent
@@ -48,7 +60,9 @@ _DRIVER_FILE = Path("/sys/module/nvidia/version")
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes."""
+    """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes. states: snapshots or
+    records (see states.py); `engine` is the digest for that choice.
+    """
 
     architecture: str
     backend: str
@@ -56,15 +70,16 @@ class Combination:
     engine: str
     driver: str | None
     budget: int
+    states: str = "snapshots"
 
     def label(self) -> str:
         return f"{self.architecture} on {self.backend}, compute capability {self.compute_capability}"
 
 
-def engine_digest(root: Path = _PACKAGE) -> str:
+def engine_digest(root: Path = _PACKAGE, states: str = "snapshots") -> str:
     """sha256 over the sources that decide what a tree round computes: what a proof vouches for."""
     digest = hashlib.sha256()
-    for name in STATE_SOURCES:
+    for name in (*STATE_SOURCES, *(RECORD_SOURCES if states == "records" else ())):
         digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -84,6 +99,9 @@ def reject(record: Any, wanted: Combination) -> str | None:
         return "records a suite that did not pass"
     if record.get("architecture") not in (wanted.architecture, FAMILY.get(wanted.architecture)):
         return f"is about architecture {record.get('architecture')!r}, not {wanted.architecture!r}"
+    kept = record.get("states", "snapshots")
+    if kept != wanted.states:
+        return f"is about states kept as {kept!r}, not {wanted.states!r}"
     for field in ("backend", "compute_capability", "engine"):
         if record.get(field) != getattr(wanted, field):
             return f"is about {field} {record.get(field)!r}, not {getattr(wanted, field)!r}"

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from sglang_ddtree import states
 from sglang_ddtree.config import DDTreeConfig
 
 
@@ -29,6 +30,9 @@ class Facts:
     capability: str = ""
     proof: str | None = None
     proof_reasons: tuple[str, ...] = ()
+    states: str = states.SNAPSHOTS
+    heads: tuple[int, int] | None = None  # key and value head size of Gated DeltaNet layers
+    activation: str = ""  # behind their convolution
 
 
 Rule = Callable[[Any, DDTreeConfig, Facts], "str | None"]
@@ -146,14 +150,34 @@ def _prefix_cache(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     return None
 
 
+def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
+    """What the record kernels are not written for."""
+    if facts.states != states.RECORDS:
+        return None
+    instead = "use --speculative-ddtree-states snapshots"
+    if facts.hybrid != "gdn":
+        return f"records are of Gated DeltaNet layers and {facts.architecture} has none; {instead}"
+    if config.budget > states.MAX_BUDGET:
+        return (
+            f"records are written for at most {states.MAX_BUDGET} nodes and the budget is {config.budget}; "
+            f"set --speculative-ddtree-budget {states.MAX_BUDGET} or {instead}"
+        )
+    key, value = facts.heads or (0, 0)
+    if key < 16 or key & (key - 1) or value < 16 or value & (value - 1):
+        return f"records need head sizes that are powers of two from 16 and these are {key} and {value}; {instead}"
+    if facts.activation not in ("silu", "swish"):
+        return f"the convolution over records knows SiLU only and this one has {facts.activation!r}; {instead}"
+    return None
+
+
 def _proven(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     if not facts.hybrid or facts.proof is not None or config.allow_hybrid_unsafe:
         return None
     seen = "; ".join(facts.proof_reasons) or f"there is no record in {config.proofs_dir}"
     return (
-        f"{facts.architecture} is a hybrid target and nobody has proven this engine's tree states on compute "
-        f"capability {facts.capability} ({seen}). Run the self-test on this host, or admit it unproven with "
-        f"--speculative-ddtree-allow-hybrid-unsafe"
+        f"{facts.architecture} is a hybrid target and nobody has proven this engine's tree states, kept as "
+        f"{facts.states}, on compute capability {facts.capability} ({seen}). Run the self-test on this host, or admit "
+        f"it unproven with --speculative-ddtree-allow-hybrid-unsafe"
     )
 
 
@@ -181,6 +205,7 @@ TREE: tuple[Rule, ...] = (
     _backend,
     _window,
     _family,
+    _records,
     _prefix_cache,
     _lossy,
     _flag(

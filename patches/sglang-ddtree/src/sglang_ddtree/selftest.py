@@ -8,7 +8,8 @@ when it decides whether a hybrid target may be verified in trees here (see :mod:
 * every node's law in a tree is that of plain decoding over the node's own path;
 * after each job the memory pools are back where they were.
 
-A failed run replaces an earlier record, since what it proved holds no more. Exit status: 0 proven, 1 failed, 2 not run.
+`--states records` proves the other way to keep recurrent states, in a record of its own. A failed run replaces an
+earlier record, since what it proved holds no more. Exit status: 0 proven, 1 failed, 2 not run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sglang_ddtree import config, proofs
+from sglang_ddtree import config, proofs, states
 from sglang_ddtree.parity import suite
 from sglang_ddtree.parity.plan import Arm
 from sglang_ddtree.parity.pool import run_arms
@@ -85,12 +86,15 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: row[key] for key in keys if row.get(key) is not None} for row in rows]
 
 
-def record(rows: list[dict[str, Any]], capability: str, seconds: float, when: float) -> dict[str, Any]:
+def record(
+    rows: list[dict[str, Any]], capability: str, seconds: float, when: float, kept: str = states.SNAPSHOTS
+) -> dict[str, Any]:
     """The proof in the form that `proofs.judge` reads."""
     reasons = unproven(rows)
     return {
         "schema": proofs.SCHEMA,
-        "engine": proofs.engine_digest(),
+        "engine": proofs.engine_digest(states=kept),
+        "states": kept,
         "architecture": "Qwen3_5ForCausalLM",
         "backend": BACKEND,
         "compute_capability": capability,
@@ -105,7 +109,8 @@ def record(rows: list[dict[str, Any]], capability: str, seconds: float, when: fl
 def write(directory: Path, proof: dict[str, Any]) -> Path:
     """Replace the record of this combination in one step."""
     directory.mkdir(parents=True, exist_ok=True)
-    name = "-".join(("selftest", proof["architecture"], proof["backend"], proof["compute_capability"]))
+    words = ["selftest", proof["architecture"], proof["backend"], proof["compute_capability"]]
+    name = "-".join(words + ([proof["states"]] if proof["states"] != states.SNAPSHOTS else []))
     path = directory / f"{name}.json"
     partial = directory / f".{name}.{os.getpid()}"
     partial.write_text(json.dumps(proof, indent=1) + "\n")
@@ -115,7 +120,7 @@ def write(directory: Path, proof: dict[str, Any]) -> Path:
 
 def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """The suite's rows on this GPU."""
-    chosen = arms(pair)
+    chosen = [dataclasses.replace(arm, states=options.states) for arm in arms(pair)]
     results = run_arms(
         [with_weights(a) for a in chosen],
         out,
@@ -133,6 +138,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--proofs-dir", type=Path, default=Path(config.DEFAULT_PROOFS))
     parser.add_argument("--out", type=Path, help="keep the arms' logs and answers here")
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
+    parser.add_argument(
+        "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how trees keep recurrent states"
+    )
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
     parser.add_argument("--gpu-lock", type=Path, help="shared with parity suites that use the GPU at the same time")
     return parser.parse_args(argv)
@@ -153,12 +161,13 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="ddtree-selftest-") as scratch:
         began = time.monotonic()
         rows = run(options.pair, options, options.out or Path(scratch))
-        proof = record(rows, capability, time.monotonic() - began, time.time())
+        proof = record(rows, capability, time.monotonic() - began, time.time(), options.states)
     print(suite.table([row for row in rows if "dtype" in row]))
     path = write(options.proofs_dir, proof)
     for reason in proof["suite"]["unproven"]:
         print(f"unproven: {reason}")
-    print(f"{'proven' if proof['passed'] else 'FAILED'} on compute capability {capability}; recorded in {path}")
+    verdict = "proven" if proof["passed"] else "FAILED"
+    print(f"{verdict} on compute capability {capability}, states kept as {options.states}; recorded in {path}")
     return 0 if proof["passed"] else 1
 
 

@@ -3,7 +3,8 @@
 SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "seed": 1 or null (keep the weights),
 "float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null, "places": 5,
 "memory": [shares, of]}.
-OUT: {"ok": true, "start_s": ..., "results": [...]} or {"ok": false, "error": traceback}.
+OUT: {"ok": true, "start_s": ..., "states": "snapshots" or "records", "results": [...]}
+or {"ok": false, "error": traceback}.
 Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves:
 an arm that has such jobs loads in a place, too, lest its weights disturb another one's clock. Where weights of several
 arms do not fit side by side, an arm takes its shares of the memory once it has imported, and keeps them to its end.
@@ -86,6 +87,14 @@ def cache_states_of_text_models() -> None:
         setattr(overrides, name, getattr(overrides, name) | {"Qwen3_5ForCausalLM"})
 
 
+def kept_states(session: Any) -> str:
+    """How this server keeps a tree's states, by what it has allocated."""
+    from sglang_ddtree import records, states
+
+    pool = session.scheduler.req_to_token_pool
+    return states.SNAPSHOTS if records.of_pool(pool) is None else states.RECORDS
+
+
 def run(spec: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     from sglang_ddtree.parity.session import Session, import_sglang
@@ -113,7 +122,8 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             seeds_after_start()
         now = time.perf_counter()
         results = [answered(session, dict(entry), lock, places) for entry in spec["jobs"]]
-    return {"ok": True, "start_s": round(now - start, 1), "load_s": round(now - begin, 1), "results": results}
+    took = {"start_s": round(now - start, 1), "load_s": round(now - begin, 1)}
+    return {"ok": True, **took, "states": kept_states(session), "results": results}
 
 
 def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class Arm:
     """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear or tree.
 
     memory: (shares, of): 0 of 1 for a small model; 1 of 2 where two arms' weights fit the GPU at once, 2 of 2 where
-    one's do. The last value of a flag counts, so `extra` can replace any above it.
+    one's do. The last value of a flag counts, so `extra` can replace any above it. states: how a tree keeps recurrent
+    states (states.py).
     """
 
     name: str
@@ -38,6 +39,7 @@ class Arm:
     extra_buffer: bool = False
     environ: tuple[tuple[str, str], ...] = ()
     memory: tuple[int, int] = (0, 1)
+    states: str = "snapshots"
 
     def argv(self, models: Path) -> list[str]:
         """Arguments of sglang.launch_server. Radix cache and prefill graphs are off unless `extra` says otherwise."""
@@ -98,6 +100,7 @@ class Arm:
             "--speculative-ddtree-topk-cap",
             str(self.cap),
             "--speculative-ddtree-allow-hybrid-unsafe",
+            *(["--speculative-ddtree-states", self.states] if self.kind == "tree" else []),
         ]
 
     def spec(self, models: Path, lock: Path) -> dict[str, Any]:

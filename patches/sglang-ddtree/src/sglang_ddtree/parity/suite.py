@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sglang_ddtree import states
 from sglang_ddtree.parity import models, plan, verdicts
 from sglang_ddtree.parity.arm import EXCLUSIVE
 from sglang_ddtree.parity.plan import Arm
@@ -42,6 +43,8 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
     if not result["ok"]:
         return {**row, "wrong": [last_line(result)], "late": bool(result.get("late"))}
     wrong, late = verdicts.job_failures(result), False
+    if arm.kind == "tree" and result["states"] != arm.states:
+        wrong.append(f"kept {result['states']}, not {arm.states}: nothing is shown of them")
     name = reference_of(arm)
     reference = results.get(name)
     exact = arm.dtype == "float32" or arm.kind == "linear"
@@ -87,9 +90,11 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     wrong = {row["arm"]: row["wrong"] for row in rows if row["wrong"]}
+    (kept,) = {arm.states for arm in arms}
     return {
         "schema": proofs.SCHEMA,
-        "engine": proofs.engine_digest(),
+        "engine": proofs.engine_digest(states=kept),
+        "states": kept,
         "architecture": models.MODELS[arms[0].target]["architectures"][0],
         "backend": "triton",
         "compute_capability": args.compute_capability(),
@@ -230,6 +235,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=540)
     parser.add_argument("--gpu-lock", type=Path, help="shared with other suites that use the GPU at the same time")
     parser.add_argument("--keep", action="store_true", help="keep the answers in OUT that these sources have given")
+    parser.add_argument(
+        "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how the arms keep a tree's recurrent states"
+    )
     parser.add_argument("--proof", type=Path, help="write the record that admits this combination on this host")
     return parser.parse_args(argv)
 
@@ -237,7 +245,11 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     options = arguments(argv)
     try:
-        arms = [a for a in gather(options.section) if not options.only or a.name in options.only]
+        arms = [
+            dataclasses.replace(a, states=options.states)
+            for a in gather(options.section)
+            if not options.only or a.name in options.only
+        ]
     except SectionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
