@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import shlex
 import signal
@@ -22,8 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.launch import servers
-from benchmarks.engine.measure import Arm, Grid, check_parity, fingerprint, laws, load_prompts, measure, provenance
+from benchmarks.engine.measure import (
+    Arm,
+    Grid,
+    check_parity,
+    fingerprint,
+    laws,
+    load_prompts,
+    measure,
+    measured,
+    provenance,
+)
 from benchmarks.engine.page import render
+
+BEGAN = time.monotonic()  # the start of the servers counts, too
 
 
 def say(text: str) -> None:
@@ -66,7 +79,10 @@ def run(arms: list[Arm], args: argparse.Namespace) -> int:
         say(f"parity is red, nothing is measured: {json.dumps(red[0].as_dict()['wrong'][:3])}")
         return 1
     before = {arm.name: provenance(arm) for arm in arms}
-    blocks = measure(arms, prompts, grid, say)
+    blocks = measure(arms, prompts, grid, say, lambda: time.monotonic() - BEGAN > args.limit_s)
+    if not blocks:
+        say("error: no time was left to measure; raise --limit-s")
+        return 1
     trees = {arm.name: provenance(arm)["ddtree"] for arm in arms}
     baseline = args.baseline if any(arm.name == args.baseline for arm in arms) else "ar"
     result = {
@@ -75,7 +91,8 @@ def run(arms: list[Arm], args: argparse.Namespace) -> int:
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": shlex.join(["python", "-m", "benchmarks.engine.bench", *sys.argv[1:]]),
         "host": host(),
-        "grid": vars(grid),
+        "grid": vars(measured(grid, blocks)),
+        "asked": vars(grid),
         "prompts": [{"category": prompt.category} for prompt in prompts],
         "prompt_set": fingerprint(prompts),
         "baseline": baseline,
@@ -106,6 +123,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--repeats", type=int, default=2)
         command.add_argument("--tokens", type=int, default=128)
         command.add_argument("--prompts", type=int, default=32)
+        command.add_argument("--limit-s", type=float, default=math.inf, help="begin no new block after this long")
     command = commands.add_parser("page")
     command.add_argument("results", nargs="+")
     command.add_argument("--out", required=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,20 +152,37 @@ def provenance(arm: Arm) -> dict[str, Any]:
 
 
 def measure(
-    arms: Sequence[Arm], prompts: Sequence[Prompt], grid: Grid, say: Callable[[str], None]
+    arms: Sequence[Arm],
+    prompts: Sequence[Prompt],
+    grid: Grid,
+    say: Callable[[str], None],
+    late: Callable[[], bool] = lambda: False,
 ) -> list[dict[str, Any]]:
-    """Every block of the plan, warm-ups dropped."""
+    """Every block of the plan, warm-ups dropped. Once ``late()`` nothing new is begun: what is left out is left out for
+    every arm alike.
+    """
     for arm in arms:
         block(arm, prompts[: grid.warmup], grid, 0.0, 1)
-    blocks = []
-    for temperature, concurrency, repeat, arm in plan(grid, arms):
-        found = block(arm, prompts, grid, temperature, concurrency)
-        tokens = sum(len(sample["tokens"]) for sample in found["samples"])
-        say(f"T={temperature:g} x{concurrency} #{repeat} {arm.name}: {tokens / found['wall_s']:.1f} tok/s")
-        for sample in found["samples"]:
-            sample["tokens"] = len(sample["tokens"])
-        blocks.append({
-            "arm": arm.name, "temperature": temperature, "concurrency": concurrency, "repeat": repeat,
-            "tokens": tokens, **found,
-        })  # fmt: skip
+    blocks: list[dict[str, Any]] = []
+    for (temperature, concurrency, repeat), turns in itertools.groupby(plan(grid, arms), key=lambda turn: turn[:3]):
+        if late():
+            say(f"time is up before T={temperature:g} x{concurrency} #{repeat}")
+            break
+        for *_, arm in turns:
+            found = block(arm, prompts, grid, temperature, concurrency)
+            tokens = sum(len(sample["tokens"]) for sample in found["samples"])
+            say(f"T={temperature:g} x{concurrency} #{repeat} {arm.name}: {tokens / found['wall_s']:.1f} tok/s")
+            for sample in found["samples"]:
+                sample["tokens"] = len(sample["tokens"])
+            blocks.append({
+                "arm": arm.name, "temperature": temperature, "concurrency": concurrency, "repeat": repeat,
+                "tokens": tokens, **found,
+            })  # fmt: skip
     return blocks
+
+
+def measured(grid: Grid, blocks: Sequence[dict[str, Any]]) -> Grid:
+    """The grid that the blocks cover."""
+    temperatures = tuple(dict.fromkeys(block["temperature"] for block in blocks))
+    concurrencies = tuple(dict.fromkeys(block["concurrency"] for block in blocks))
+    return replace(grid, temperatures=temperatures, concurrencies=concurrencies)

@@ -40,24 +40,28 @@ def run_arms(
     models.write(out / "models")
     waiting, running, results = list(arms), {}, {}  # type: tuple[list[Arm], Running, Results]
     asked, seen = {arm.name for arm in arms}, 0
-    while waiting or running:
-        while waiting and (len(running) < parallel or time.monotonic() > deadline):
-            arm = waiting.pop(0)
-            spec = {**arm.spec(out / "models", lock or out / "gpu.lock"), "sources": sources}
-            kept = _kept(arm, spec, out) if sources else None
-            if kept is not None:
-                results[arm.name] = kept
-            elif time.monotonic() > deadline:
-                results[arm.name] = {"ok": False, "late": True, "error": "not started: the time was up"}
-            else:
-                running[arm.name] = _start(arm, spec, out)
-        for name in _ended(running, deadline):
-            results[name] = _end(*running.pop(name))
-        new = [arm for arm in more(results) if arm.name not in asked] if len(results) > seen else []
-        seen, asked = len(results), asked | {arm.name for arm in new}
-        waiting = new + waiting  # they end what has been begun
-        if running:
-            time.sleep(0.2)
+    try:
+        while waiting or running:
+            while waiting and (len(running) < parallel or time.monotonic() > deadline):
+                arm = waiting.pop(0)
+                spec = {**arm.spec(out / "models", lock or out / "gpu.lock"), "sources": sources}
+                kept = _kept(arm, spec, out) if sources else None
+                if kept is not None:
+                    results[arm.name] = kept
+                elif time.monotonic() > deadline:
+                    results[arm.name] = {"ok": False, "late": True, "error": "not started: the time was up"}
+                else:
+                    running[arm.name] = _start(arm, spec, out)
+            for name in _ended(running, deadline):
+                results[name] = _end(*running.pop(name))
+            new = [arm for arm in more(results) if arm.name not in asked] if len(results) > seen else []
+            seen, asked = len(results), asked | {arm.name for arm in new}
+            waiting = new + waiting  # they end what has been begun
+            if running:
+                time.sleep(0.2)
+    finally:
+        for process, answer, log in running.values():  # only after an interruption
+            _end(process, answer, log)
     return results
 
 

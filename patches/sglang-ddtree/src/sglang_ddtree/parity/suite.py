@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -244,6 +245,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 def main(argv: list[str]) -> int:
     options = arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
     try:
         arms = [
             dataclasses.replace(a, states=options.states)
