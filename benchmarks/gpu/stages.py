@@ -14,17 +14,35 @@ ROOT = Path(__file__).parents[2]
 PAIR = "patches/selftest-pair"
 BENCH = ("--prompts", "24", "--tokens", "128", "--concurrencies", "1", "8", "--repeats", "2")
 
-# Sections of the parity suite (parity/sections.py). A variant of the engine is one more line here.
+# Sections of the parity suite (parity/sections.py): what has not been shown yet, the longest arms first.
 PARITY = (
-    "hybrid/behaviour:tree-10k,tree-radix,tree-behaviour",  # the longest first
+    "hybrid/behaviour:tree-10k,tree-radix,tree-behaviour",
     "hybrid/matrix:tree-16-2",
     "hybrid/audits:no-overlap,audit-eager,shadow",
     "hybrid/bf16",
 )
+PARITY_RECORDS = (
+    "hybrid/matrix@records:tree-16-8,tree-64-8,tree-32-8,tree-1-8,tree-4-8,tree-15-8,tree-17-8,tree-16-1,tree-16-2,tree-16-4",
+    "hybrid/oracle@records",
+    "hybrid/audits@records:audit,no-overlap,audit-eager",
+    "hybrid/behaviour@records:tree-behaviour,tree-retract,tree-radix,tree-limit,tree-seeded",
+    "hybrid/bf16@records:bf16-ar,bf16-tree",
+)
 PARITY_REST = ("dense/matrix", "dense/behaviour", "dense/oracle:oracle-32", "hybrid/variants")
 # The whole model at one request, a slice at one and eight, and a model so small that the host's work shows.
-COSTS = ("shape-27b/costs", "shape-27b-12/costs", "hybrid/costs:cost-ar,cost-linear,cost-tree-16")
-COSTS_OF_EIGHT = ("shape-27b/costs-of-eight",)
+COSTS = (
+    "shape-27b/costs:cost-ar,cost-linear,cost-tree-16,cost-tree-32",
+    "shape-27b/costs@records:cost-tree-16,cost-tree-32,cost-tree-64",
+    "shape-27b/costs:cost-tree-64",
+    "shape-27b-12/costs",
+    "shape-27b-12/costs@records:cost-tree-16,cost-tree-32,cost-tree-64",
+    "hybrid/costs:cost-ar,cost-linear,cost-tree-16",
+    "hybrid/costs@records:cost-tree-16",
+)
+COSTS_OF_EIGHT = (
+    "shape-27b/costs-of-eight:cost-ar-x8,cost-linear-x8,cost-tree-16-x8",
+    "shape-27b/costs-of-eight@records:cost-tree-16-x8,cost-tree-64-x8",
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +59,6 @@ class Setting:
 
 def stages(at: Setting) -> list[Stage]:
     """All stages, the most valuable first."""
-    beside = max(at.cores - 4, 1)
     return [
         Stage(
             "host",
@@ -49,49 +66,40 @@ def stages(at: Setting) -> list[Stage]:
             (at.python, "-m", "benchmarks.gpu.host", "--out", at.folder("host")),
             limit_s=90, estimate_s=15, least_s=10,
         ),
-        suite(at, "parity", "what the hybrid target has not shown", PARITY, 300, beside),
+        suite(at, "parity-records", "the hybrid target with states kept as records", PARITY_RECORDS, 300, 6),
+        suite(at, "parity", "what the hybrid target has not shown with snapshots", PARITY, 270, 6),
         Stage(
             "kernels",
             "the kernels against their oracle, captured, without a sync, in pools past 2^31 elements",
             pytest(at, "kernels", "tests/gpu/test_kernels_gpu.py"),
             limit_s=420, estimate_s=150, least_s=60, cores=2,
         ),
-        Stage(
-            "selftest",
-            "the pair proves this GPU; the record it leaves",
-            (at.python, "-m", "sglang_ddtree.selftest", "--pair", PAIR, "--proofs-dir", at.folder("selftest/proofs"),
-             "--out", at.folder("selftest/arms"), "--parallel", "9", "--limit-s", "{limit}",
-             "--gpu-lock", at.folder("gpu.lock")),
-            limit_s=300, estimate_s=170, least_s=120, cores=9,
-        ),
-        Stage(
-            "server",
-            "the pair in a real server: what it answers, and what it logs on the way up",
-            (at.python, "-m", "benchmarks.gpu.capture", "--out", at.folder("server/captures")),
-            limit_s=300, estimate_s=150, least_s=120, cores=3,
-        ),
+        server(at, "server", "tree-16", 31300),
+        server(at, "server-records", "tree-32-records", 31310),
+        selftest(at, "selftest-records", "records"),
+        selftest(at, "selftest", "snapshots"),
         Stage(
             "sanitizer",
             "the kernels under compute-sanitizer: memory and races",
             (at.python, "-m", "benchmarks.gpu.sanitizer", "--out", at.folder("sanitizer")),
-            limit_s=400, estimate_s=120, least_s=90, cores=1,
+            limit_s=400, estimate_s=120, least_s=90,
         ),
-        suite(at, "costs", "what a round costs, stage by stage, at 27B shapes", COSTS, 420, 6, alone=True, least=300),
+        suite(at, "costs", "what a round costs, stage by stage, at 27B shapes", COSTS, 490, 6, alone=True, least=300),
         Stage(
             "benchmark",
             "speed of the pair in all modes over HTTP",
             (at.python, "-m", "benchmarks.engine.bench", "launch", "benchmarks/engine/h200.toml",
              "--out", at.folder("benchmark/result.json"), "--limit-s", "{limit}", *BENCH),
-            limit_s=540, estimate_s=350, least_s=280, cores=at.cores, alone=True,
+            limit_s=540, estimate_s=400, least_s=280, cores=at.cores, alone=True,
         ),
         suite(at, "parity-rest", "the dense target; all cells without overlap and graphs", PARITY_REST, 400, 6),
         Stage(
             "kernel-times",
             "each kernel against its bound and a torch baseline",
             (at.python, "benchmarks/engine/kernels.py", "--out", at.folder("kernel-times/kernels.json")),
-            limit_s=300, estimate_s=100, least_s=90, cores=1, alone=True,
+            limit_s=300, estimate_s=100, least_s=90, alone=True,
         ),
-        suite(at, "costs-of-eight", "the whole 27B shapes at eight requests", COSTS_OF_EIGHT, 200, 3, alone=True),
+        suite(at, "costs-of-eight", "the whole 27B shapes at eight requests", COSTS_OF_EIGHT, 250, 3, alone=True),
         Stage(
             "suite-tests",
             "the suite as a host's own self-test, on random weights",
@@ -99,6 +107,23 @@ def stages(at: Setting) -> list[Stage]:
             limit_s=540, estimate_s=330, least_s=240, cores=9,
         ),
     ]  # fmt: skip
+
+
+def server(at: Setting, name: str, arm: str, port: int) -> Stage:
+    """One arm of the benchmark as a server that is asked everything."""
+    argv = (at.python, "-m", "benchmarks.gpu.capture", "--out", at.folder(f"{name}/captures"), "--arm", arm,
+            "--port", str(port))  # fmt: skip
+    why = f"{arm} of the pair in a real server: what it answers, and what it logs on the way up"
+    return Stage(name, why, argv, limit_s=300, estimate_s=150, least_s=120, cores=2)
+
+
+def selftest(at: Setting, name: str, states: str) -> Stage:
+    """The pair proves this GPU for one way to keep states, and leaves a record."""
+    argv = (at.python, "-m", "sglang_ddtree.selftest", "--pair", PAIR, "--proofs-dir", at.folder(f"{name}/proofs"),
+            "--out", at.folder(f"{name}/arms"), "--states", states, "--parallel", "{cores}", "--limit-s", "{limit}",
+            "--gpu-lock", at.folder("gpu.lock"))  # fmt: skip
+    why = f"the pair proves this GPU with states kept as {states}; the record it leaves"
+    return Stage(name, why, argv, limit_s=330, estimate_s=200, least_s=140, cores=5)
 
 
 def suite(

@@ -33,16 +33,20 @@ def pretend_an_h200() -> None:
 def settle(argv: list[str], cached_states: bool) -> dict[str, Any]:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
+    from sglang_ddtree import config, states
     from sglang_ddtree.parity.arm import cache_states_of_text_models
 
-    os.environ.pop("SGLANG_DDTREE_CONFIG", None)
+    for name in (config.ENV, states.ENV):
+        os.environ.pop(name, None)
     if cached_states:
         cache_states_of_text_models()
     try:
-        view = resolved_view(prepare_server_args(argv))
+        args = prepare_server_args(argv)
+        view, own = resolved_view(args), config.of(args)
     except (Exception, SystemExit) as error:  # noqa: BLE001  whatever stops a server is the finding
         return {"error": f"{type(error).__name__}: {error}"}
-    return {name: getattr(view, name) for name in SHOWN}
+    kept = own.states if own is not None and own.tree else None
+    return {name: getattr(view, name) for name in SHOWN} | {"states": kept}
 
 
 def main() -> None:

@@ -16,11 +16,16 @@ from cpu_pair import FOLDER
 from sglang_ddtree import selftest
 from sglang_ddtree.parity import models, plan, sections
 
+from benchmarks.gpu import stages
+
 ROOT = Path(__file__).parents[2]
 ALL = [
     *(f"{target}/{name}" for target in ("hybrid", "dense") for name in
       ("matrix", "variants", "behaviour", "audits", "oracle", "bf16", "selftest")),
+    *(f"hybrid/{name}@records" for name in ("matrix", "behaviour", "audits", "oracle", "bf16", "selftest")),
     "hybrid/costs", "shape-27b-12/costs", "shape-27b/costs", "shape-27b/costs-of-eight",
+    "hybrid/costs@records", "shape-27b-12/costs@records", "shape-27b/costs@records", "shape-27b/costs-of-eight@records",
+    *stages.PARITY, *stages.PARITY_RECORDS, *stages.PARITY_REST, *stages.COSTS, *stages.COSTS_OF_EIGHT,
 ]  # fmt: skip
 
 
@@ -67,8 +72,11 @@ def test_arms_run_as_their_names_say(settled: dict[str, Any]) -> None:
         assert found["disable_overlap_schedule"] == ("overlap" in arm.name or "/oracle-" in arm.name), arm.name
         assert found["disable_radix_cache"] == ("radix" not in arm.name), arm.name
         assert found["max_running_requests"] == arm.requests, arm.name
-    for kind in ("ar", "tree"):
-        radix = settled[f"hybrid/{kind}-radix"]
+        assert found["states"] == (
+            ("records" if "@records" in arm.name else "snapshots") if arm.kind == "tree" else None
+        )
+    for name in ("ar-radix", "tree-radix", "tree-radix@records"):
+        radix = settled[f"hybrid/{name}"]
         assert radix["uses_mamba_radix_cache"]
         assert radix["mamba_radix_cache_strategy"] == "extra_buffer"
 
@@ -82,13 +90,27 @@ def test_a_section_is_whole_or_the_named_arms_with_their_references() -> None:
         "hybrid/bf16-dflash",
         "hybrid/bf16-linear",
     ]
+    assert [arm.name for arm in sections.parse("hybrid/costs@records:cost-tree-16")] == ["hybrid/cost-tree-16@records"]
     twice = sections.gather(["hybrid/matrix:tree-16-2", "hybrid/matrix:tree-16-2,tree-32-8"])
     assert [arm.name for arm in twice] == ["hybrid/ar", "hybrid/tree-16-2", "hybrid/tree-32-8"]
 
 
+def test_records_are_compared_with_the_same_plain_decoding_and_change_trees_only() -> None:
+    named = sections.parse("hybrid/behaviour@records:tree-radix")
+    assert [(arm.name, arm.states) for arm in named] == [
+        ("hybrid/ar-radix", "snapshots"), ("hybrid/tree-radix@records", "records"),
+    ]  # fmt: skip
+    arms = {arm.name: arm for arm in sections.parse("hybrid/matrix@records")}
+    assert {arm.states for arm in arms.values() if arm.kind == "tree"} == {"records"}
+    assert sections.reference_of(arms["hybrid/tree-16-8@records"]) == "hybrid/ar"
+    whole = {arm.name: arm.memory for arm in sections.parse("shape-27b/costs@records")}
+    assert set(whole.values()) == {(1, 2)}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("hybrid", "is no section"), ("hybrid/none", "is no section"), ("tiny/matrix", "is no section"),
+    [("hybrid", "is no section"), ("hybrid/matrix@logs", "is no section"),
+     ("hybrid/none", "is no section"), ("tiny/matrix", "is no section"),
      ("hybrid/matrix:tree-3-3", "has no arm hybrid/tree-3-3; it has")],
 )  # fmt: skip
 def test_what_does_not_exist_is_said_with_what_does(text: str, says: str) -> None:
@@ -111,7 +133,8 @@ def test_real_sizes_are_timed_at_one_and_eight_requests_and_share_the_memory() -
     assert {job["batch"] for job in whole["tree-64"].jobs} == {1}
     assert whole["ar"].memory == whole["tree-32"].memory == (1, 2)
     assert whole["tree-64"].memory == (2, 2)  # 18 GiB of snapshots beside 54 GB of weights
-    assert all(arm.memory == (2, 2) for arm in sections.parse("shape-27b/costs-of-eight") if arm.kind != "ar")
+    eight = sections.parse("shape-27b/costs-of-eight")
+    assert {arm.kind: arm.memory for arm in eight} == {"ar": (1, 2), "linear": (2, 2), "tree": (2, 2)}
     for target in ("shape-27b-12", "hybrid"):
         (batches,) = {tuple(job["batch"] for job in arm.jobs) for arm in sections.parse(f"{target}/costs")}
         assert batches == (1, 1, 8, 8)

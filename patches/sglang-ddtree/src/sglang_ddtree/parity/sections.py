@@ -1,7 +1,7 @@
-"""From what is asked for on the command line to the arms that run: `TARGET/SECTION[:TAIL,TAIL...]`.
+"""From what is asked for on the command line to the arms that run: `TARGET/SECTION[@records][:TAIL,TAIL...]`.
 
 `hybrid/matrix` is every arm of the matrix on the hybrid target; `hybrid/matrix:tree-16-2,tree-32-8` is these two, and
-the plain-decoding arm they are compared with.
+the plain-decoding arm they are compared with. `@records`: the trees keep their states as records.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class SectionError(ValueError):
 
 
 def reference_of(arm: Arm) -> str:
-    """The arm that an arm's tokens are compared with: plain decoding of the same target and jobs; linear in bfloat16
-    is compared with DFLASH.
+    """The arm that an arm's tokens are compared with: plain decoding of the same target and jobs; DFLASH for linear in
+    bfloat16; itself, that is nothing, for one that is timed or whose nodes are looked at.
     """
-    target, _, tail = arm.name.partition("/")
+    target, _, tail = arm.name.removesuffix("@records").partition("/")
+    if tail.startswith(("cost-", "oracle-")):
+        return arm.name
     if tail.startswith("bf16-"):
         return f"{target}/bf16-dflash" if arm.kind == "linear" else f"{target}/bf16-ar"
     kind, _, jobs = tail.partition("-")
@@ -43,23 +45,24 @@ def reference_of(arm: Arm) -> str:
 def parse(text: str) -> list[Arm]:
     """The arms of one section, or the named ones of it with what they are compared with."""
     where, _, tails = text.partition(":")
-    target, _, name = where.partition("/")
-    if target not in models.MODELS or name not in SECTIONS:
+    section, _, kept = where.partition("@")
+    target, _, name = section.partition("/")
+    if target not in models.MODELS or name not in SECTIONS or kept not in ("", "records"):
         raise SectionError(
-            f"{text!r} is no section; write TARGET/SECTION with a target of {', '.join(models.MODELS)} "
-            f"and a section of {', '.join(SECTIONS)}"
+            f"{text!r} is no section; write TARGET/SECTION or TARGET/SECTION@records with a target of "
+            f"{', '.join(models.MODELS)} and a section of {', '.join(SECTIONS)}"
         )
-    arms = SECTIONS[name](target)
+    arms = [plan.recording(arm) if kept else arm for arm in SECTIONS[name](target)]
     if not tails:
         return arms
-    known = {arm.name: arm for arm in arms}
+    known = {arm.name.removesuffix("@records"): arm for arm in arms}
     wanted = [f"{target}/{tail}" for tail in tails.split(",")]
     unknown = [one for one in wanted if one not in known]
     if unknown:
         raise SectionError(f"{where} has no arm {', '.join(unknown)}; it has {', '.join(known)}")
     plain = {arm.name: arm for arm in (*plan.matrix(target), *arms)}
-    references = [reference_of(known[one]) for one in wanted]
-    return list({one: plain[one] for one in (*references, *wanted) if one in plain}.values())
+    references = [plain[name] for name in (reference_of(known[one]) for one in wanted) if name in plain]
+    return list({arm.name: arm for arm in (*references, *(known[one] for one in wanted))}.values())
 
 
 def gather(texts: Sequence[str]) -> list[Arm]:

@@ -40,6 +40,7 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
         "budget": arm.budget,
         "cap": arm.cap,
         "dtype": arm.dtype,
+        "states": arm.states,
     }
     if not result["ok"]:
         return {**row, "wrong": [last_line(result)], "late": bool(result.get("late"))}
@@ -236,9 +237,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=540)
     parser.add_argument("--gpu-lock", type=Path, help="shared with other suites that use the GPU at the same time")
     parser.add_argument("--keep", action="store_true", help="keep the answers in OUT that these sources have given")
-    parser.add_argument(
-        "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how the arms keep a tree's recurrent states"
-    )
+    parser.add_argument("--states", choices=states.CHOICES, help="how all arms keep a tree's recurrent states")
     parser.add_argument("--proof", type=Path, help="write the record that admits this combination on this host")
     return parser.parse_args(argv)
 
@@ -248,7 +247,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
     try:
         arms = [
-            dataclasses.replace(a, states=options.states)
+            dataclasses.replace(a, states=options.states or a.states)
             for a in gather(options.section)
             if not options.only or a.name in options.only
         ]
