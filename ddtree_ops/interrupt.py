@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Protocol
 
@@ -66,7 +66,8 @@ def handling(token: Token, say: Callable[[str], None]) -> Iterator[Token]:
 
     def handler(number: int, _frame: FrameType | None) -> None:
         if token.is_set:
-            os.write(2, b"\nended at once; the host's lock names this command until it runs out\n")
+            with suppress(OSError):  # a terminal that is gone must not keep us
+                os.write(2, b"\nended at once; the host's lock names this command until it runs out\n")
             os._exit(ExitCode.INTERRUPTED)
         token.set(signal.Signals(number).name)
         say("interrupted: taking back what was begun (once more to end at once)")

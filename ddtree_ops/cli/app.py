@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from ddtree_ops.cli.command import DebugOption, InventoryOption, JsonOption
 from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
 from ddtree_ops.log import LOG
 from ddtree_ops.ui import Output
+from ddtree_ops.ui.streams import patient_streams
 
 # one module of this package each, in the order of --help
 COMMANDS: tuple[str, ...] = (
@@ -57,6 +59,17 @@ class Frame(TyperGroup):
         **extra: Any,
     ) -> Any:
         args = list(sys.argv[1:] if args is None else args)
+        with patient_streams() as (out, _):
+            code = self._run(args, prog_name, complete_var, windows_expand_args, extra)
+        lost = out.failure
+        if lost is not None and not isinstance(lost, BrokenPipeError):  # a reader that has seen enough is no failure
+            Output().error(_lost(lost))
+            code = code or ExitCode.BUG
+        sys.exit(code)
+
+    def _run(
+        self, args: list[str], prog_name: str | None, complete_var: str | None, expand: bool, extra: dict[str, Any]
+    ) -> int:
         # read here too: an error may come before the options are parsed
         output = Output(json="--json" in args)
         debug = "--debug" in args or bool(os.environ.get("DDTREE_DEBUG"))
@@ -64,7 +77,7 @@ class Frame(TyperGroup):
             LOG.enable()
         try:
             code = super().main(
-                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=expand, **extra
             )
         except DdtreeError as error:
             output.error(error)
@@ -83,7 +96,7 @@ class Frame(TyperGroup):
                 traceback.print_exc()
         if code == ExitCode.INTERRUPTED:
             output.notice("interrupted")
-        sys.exit(code if isinstance(code, int) else ExitCode.DONE)
+        return code if isinstance(code, int) else ExitCode.DONE
 
 
 def _usage(error: typer.TyperException) -> UsageError:
@@ -92,7 +105,12 @@ def _usage(error: typer.TyperException) -> UsageError:
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     for theirs, ours in _WORDS:
         text = text.replace(theirs, ours)
+    text = re.sub(r"Input should be (greater|less) than or equal to (\S+)", _bound, text)
     return UsageError(text.rstrip("."), next=f"{path} --help")
+
+
+def _bound(found: re.Match[str]) -> str:
+    return f"it must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}"
 
 
 _WORDS = (  # what pydantic says to programmers, for people
@@ -105,6 +123,14 @@ _WORDS = (  # what pydantic says to programmers, for people
 def _bug(error: Exception) -> DdtreeError:
     found = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
     return DdtreeError(found, why="this is a bug of ddtree-ops", next="run the same command with --debug and report it")
+
+
+def _lost(failure: OSError) -> DdtreeError:
+    return DdtreeError(
+        f"standard output cannot be written: {failure.strerror or failure}",
+        why="the result is lost; what the command did is done",
+        next="ddtree-ops status",
+    )
 
 
 def _version(value: bool) -> None:

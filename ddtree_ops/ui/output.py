@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ddtree_ops.errors import DdtreeError
 from ddtree_ops.ui.problem import error_data, error_lines
+from ddtree_ops.ui.streams import only_ascii
 
 
 def _console(stderr: bool) -> Console:
@@ -44,11 +45,11 @@ class Output:
 
     def data(self, value: Any) -> None:
         """The result, under ``--json``: models, dataclasses of plain values, lists and dictionaries."""
-        self.out.file.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+        self.out.file.write(json.dumps(plain(value), indent=2, ensure_ascii=only_ascii()) + "\n")
 
     def json_line(self, value: Any) -> None:
         """One JSON object on one line, for output that goes on (logs, watching)."""
-        self.out.file.write(json.dumps(plain(value), ensure_ascii=False) + "\n")
+        self.out.file.write(json.dumps(plain(value), ensure_ascii=only_ascii()) + "\n")
         self.out.file.flush()
 
     def line(self, text: str | Text = "", style: str = "") -> None:
