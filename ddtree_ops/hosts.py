@@ -1,7 +1,13 @@
-"""The same question to many hosts at once, one answer or one error each: one host never hides another."""
+"""The same question to many hosts at once, one answer or one error each: one host never hides another.
+
+What only reads is asked in threads that nobody waits for once a person pressed Ctrl-C: a host that is silent, or a log
+that is followed, must not hold them. What changes a host is finished first, so that its lock is freed.
+"""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,8 +35,10 @@ class Answer(Generic[T]):
     error: DdtreeError | None = None
 
 
-def each_host(hosts: Hosts, ask: Callable[[Connection, Sequence[Settings]], T]) -> list[Answer[T]]:
-    """Ask every host; answers in the order of the hosts."""
+def each_host(
+    hosts: Hosts, ask: Callable[[Connection, Sequence[Settings]], T], *, changes: bool = False
+) -> list[Answer[T]]:
+    """Ask every host; answers in the order of the hosts. ``changes``: an interrupted ``ask`` is waited for."""
 
     def one(pair: tuple[HostSpec, Sequence[Settings]]) -> Answer[T]:
         host, instances = pair[0], tuple(pair[1])
@@ -44,8 +52,40 @@ def each_host(hosts: Hosts, ask: Callable[[Connection, Sequence[Settings]], T]) 
             named = error if error.host else replace(error, host=host.name)
             return Answer(host, instances, error=named)
 
-    with ThreadPoolExecutor(max_workers=max(1, min(PARALLEL, len(hosts)))) as pool:
-        return list(pool.map(one, hosts))
+    jobs = [lambda pair=pair: one(pair) for pair in hosts]
+    if changes:
+        with ThreadPoolExecutor(max_workers=max(1, min(PARALLEL, len(hosts)))) as pool:
+            return list(pool.map(lambda job: job(), jobs))
+    return side_by_side(jobs)
+
+
+def side_by_side(jobs: Sequence[Callable[[], T]], parallel: int = PARALLEL) -> list[T]:
+    """Run all; results in order. An exception of any, or Ctrl-C, ends this at once; threads end with the process."""
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, T | None, BaseException | None]] = queue.SimpleQueue()
+    for number in range(len(jobs)):
+        todo.put(number)
+
+    def work() -> None:
+        while True:
+            try:
+                number = todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, jobs[number](), None))
+            except BaseException as error:  # noqa: BLE001  handed to whoever waits
+                done.put((number, None, error))
+
+    for _ in range(min(parallel, len(jobs))):
+        threading.Thread(target=work, daemon=True).start()
+    results: dict[int, T] = {}
+    while len(results) < len(jobs):
+        number, result, error = done.get()
+        if error is not None:
+            raise error
+        results[number] = result  # type: ignore[assignment]
+    return [results[number] for number in range(len(jobs))]
 
 
 def code_of(errors: Iterable[DdtreeError | None]) -> ExitCode:

@@ -11,8 +11,10 @@ from ddtree_ops.cli.command import Session, Targets, command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddtree_ops.connection import Connection
     from ddtree_ops.errors import ExitCode
     from ddtree_ops.hosts import Answer
+    from ddtree_ops.model import Settings
 
 EXAMPLES = [
     "ddtree-ops bootstrap ct200 --dry-run",
@@ -52,7 +54,11 @@ def register(app: typer.Typer) -> None:
         options = Options(offline, create_user, wanted, not no_deps, python, dry_run)
         chosen = session.select(targets).by_host().values()
         hosts = [(those[0].host, [each.settings for each in those]) for those in chosen]
-        answers = each_host(hosts, lambda link, settings: one_host(link, settings, options, session.out.notice))
+
+        def prepare(link: Connection, settings: Sequence[Settings]) -> dict[str, Any]:
+            return one_host(link, settings, options, session.out.notice)
+
+        answers = each_host(hosts, prepare, changes=True)
         raise typer.Exit(show(session, answers))
 
 

@@ -13,6 +13,7 @@ from ddtree_ops.cli.command import OptionalTargets, Session, command
 from ddtree_ops.hosts import code_of, each_host
 from ddtree_ops.operate import by_host
 from ddtree_ops.release import short
+from ddtree_ops.ui import error_data
 from ddtree_ops.wiring import audit
 
 EXAMPLES = ["ddtree-ops history ct200:tree", "ddtree-ops history all -n 5 --json", "ddtree-ops history --local"]
@@ -37,11 +38,11 @@ def register(app: typer.Typer) -> None:
         found = sorted((event for answer in answers for event in answer.value or ()), key=lambda event: event["at"])
         errors = [answer.error for answer in answers if answer.error is not None]
         if session.json:
-            session.out.data({"events": found})
+            session.out.data({"events": found, "errors": [error_data(error) for error in errors]})
         else:
             session.out.table(("WHEN", "TARGET", "WHAT", "RELEASE", "FROM / TO", "BY", "REASON"), map(_row, found))
-        for error in errors:
-            session.out.notice(str(error))
+            for error in errors:
+                session.out.error(error)
         raise typer.Exit(code_of(errors))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from ddtree_ops import watch
 from ddtree_ops.cli.command import Session, Targets, command
 from ddtree_ops.hosts import code_of
 from ddtree_ops.operate import by_host
+from ddtree_ops.ui import error_data
+from ddtree_ops.ui.streams import gone
 
 EXAMPLES = ["ddtree-ops logs ct200:tree", "ddtree-ops logs all -f", "ddtree-ops logs ct200 -n 1000 --json"]
 
@@ -28,13 +31,19 @@ def register(app: typer.Typer) -> None:
         prefix = len(selection.targets) > 1
 
         def line(target: str, entry: dict[str, Any]) -> None:
+            if gone():  # nobody reads any more
+                raise typer.Exit
             if session.json:
                 session.out.json_line({"target": target, **entry})
                 return
             at = datetime.fromtimestamp(entry["at"], UTC).strftime("%H:%M:%S")
             session.out.raw(f"{target + '  ' if prefix else ''}{at} {entry['message']}\n")
+            sys.stdout.flush()
 
         errors = watch.logs(by_host(selection.targets), last, line, follow=follow)
         for error in errors:
-            session.out.error(error)
+            if session.json:
+                session.out.json_line({"error": error_data(error)})
+            else:
+                session.out.error(error)
         raise typer.Exit(code_of(errors))

@@ -11,6 +11,7 @@ from ddtree_ops.cli.command import Session, Targets, command
 from ddtree_ops.hosts import code_of, each_host
 from ddtree_ops.operate import by_host
 from ddtree_ops.release import short
+from ddtree_ops.ui import error_data
 
 EXAMPLES = ["ddtree-ops prune ct200", "ddtree-ops prune all --keep 2 --dry-run"]
 
@@ -25,15 +26,19 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Keep the newest N of each instance, and current, previous, proven and pinned ones, however old."""
         hosts = by_host(session.select(targets).targets)
-        answers = each_host(hosts, lambda connection, all_: past.prune(connection, all_, keep, dry_run=dry_run))
+        answers = each_host(
+            hosts, lambda connection, all_: past.prune(connection, all_, keep, dry_run=dry_run), changes=True
+        )
         errors = [answer.error for answer in answers if answer.error is not None]
         if session.json:
             removed = {answer.host.name: answer.value for answer in answers if answer.value is not None}
-            session.out.data({"dry_run": dry_run, "removed": removed})
+            unseen = [error_data(error) for error in errors]
+            session.out.data({"dry_run": dry_run, "removed": removed, "errors": unseen})
+            raise typer.Exit(code_of(errors))
         for answer in answers:
             if answer.error is not None:
                 session.out.error(answer.error)
-            elif not session.json and answer.value is not None:
+            elif answer.value is not None:
                 verb = "would remove" if dry_run else "removed"
                 gone = [f"{name} {short(each)}" for name, all_ in answer.value["releases"].items() for each in all_]
                 gone += [f"engine {short(each)}" for each in answer.value["engines"]]

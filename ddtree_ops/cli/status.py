@@ -15,6 +15,7 @@ from ddtree_ops.hosts import Hosts, code_of, each_host
 from ddtree_ops.operate import by_host
 from ddtree_ops.ui import error_data
 from ddtree_ops.ui.status import show_status
+from ddtree_ops.ui.streams import gone
 from ddtree_ops.wiring import CLOCK
 
 EXAMPLES = [
@@ -74,6 +75,6 @@ def register(app: typer.Typer) -> None:
                 if watching:
                     session.out.out.clear()
                 show_status(session.out, found)
-            if not watching:
+            if not watching or gone():
                 raise typer.Exit(code)
             CLOCK.sleep(every)

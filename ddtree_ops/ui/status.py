@@ -41,7 +41,7 @@ def _row(status: InstanceStatus) -> list[str | Text]:
         _number(status.tokens_per_s, 1),
         requests,
         f"{memory.used / 1024:.1f}/{memory.total / 1024:.0f} GiB" if memory else "-",
-        str(status.restarts),
+        "-" if status.health is Health.UNREACHABLE else str(status.restarts),
     ]
 
 
