@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MAX_BUDGET = 1024
+MAX_BUDGET = 255
+MAX_TOPK_CAP = 16
+"""The engine's own limits (``sglang_ddtree.config``), which refuses more at start; a test holds them equal."""
 
 INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,47}$"
 """An instance's name is part of a unit's name and of paths, so it needs quoting in neither."""
@@ -43,6 +45,17 @@ class Mode(StrEnum):
         return self in (Mode.SHADOW_LINEAR, Mode.TREE)
 
 
+def most_nodes(topk_cap: int, block: int) -> int:
+    """How many nodes besides the root a tree can hold: ``topk_cap`` children a node, ``block`` - 1 drafted depths."""
+    nodes = level = topk_cap if block > 1 else 0
+    for _ in range(block - 2):
+        if nodes >= MAX_BUDGET:
+            break
+        level *= topk_cap
+        nodes += level
+    return min(nodes, MAX_BUDGET)
+
+
 class Address(Frozen):
     """Where SSH finds a host. ``host`` may be a name, an ``~/.ssh/config`` alias, IPv4 or IPv6 (no brackets)."""
 
@@ -71,7 +84,7 @@ class Settings(Frozen):
     model: str
     drafter: str | None = None
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
-    topk_cap: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 8
+    topk_cap: Annotated[int, Field(ge=1, le=MAX_TOPK_CAP)] = 8
     allow_hybrid_unsafe: bool = False
     unsafe_reason: str | None = None
     bind: str = "127.0.0.1"

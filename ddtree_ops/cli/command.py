@@ -24,7 +24,7 @@ import typer
 from ddtree_ops.cli.completion import complete_target
 from ddtree_ops.inventory import load_fleet, locate_inventory
 from ddtree_ops.inventory.locate import candidates
-from ddtree_ops.model import Fleet, Mode
+from ddtree_ops.model import MAX_BUDGET, MAX_TOPK_CAP, Fleet, Mode
 from ddtree_ops.targets import Overrides, Selection, resolve_targets
 from ddtree_ops.ui import Output
 
@@ -43,9 +43,12 @@ JsonOption = Annotated[bool, _flag("--json", panel=SHARED, help="Print one JSON 
 DebugOption = Annotated[bool, _flag("--debug", panel=SHARED, help="Show every call to a host, and tracebacks.")]
 
 ModeOption = Annotated[Mode | None, _flag("--mode", "-m", metavar="MODE", panel=SETTINGS, help=f"{', '.join(Mode)}.")]
-Budget = Annotated[int | None, _flag("--budget", "-b", metavar="N", panel=SETTINGS, help="Tree nodes, 1 to 1024.")]
+Budget = Annotated[
+    int | None, _flag("--budget", "-b", metavar="N", panel=SETTINGS, help=f"Tree nodes, 1 to {MAX_BUDGET}.")
+]
 TopkCap = Annotated[
-    int | None, _flag("--topk-cap", "-k", metavar="K", panel=SETTINGS, help="Most candidates a depth may offer.")
+    int | None,
+    _flag("--topk-cap", "-k", metavar="K", panel=SETTINGS, help=f"Most children of a node, 1 to {MAX_TOPK_CAP}."),
 ]
 Gpu = Annotated[list[int] | None, _flag("--gpu", "-g", metavar="G", panel=SETTINGS, help="GPU; may be repeated.")]
 Port = Annotated[int | None, _flag("--port", "-p", metavar="P", panel=SETTINGS, help="Port of the server.")]

@@ -96,6 +96,8 @@ _TABLE = (
           "the engine asks for a self-test on this GPU, or for --allow-hybrid-unsafe", "ddtree-ops selftest {target}"),
     Check("backend", RED, "flags that cannot work together", "SGLang would refuse them, some only after minutes of "
           "loading", "ddtree-ops render {target}"),
+    Check("tree-size", RED, "a tree that can never be as large as its budget", "its empty rows would be verified in "
+          "every round; raise --topk-cap, or lower the budget", "ddtree-ops deploy {target} --budget {budget}"),
     # -- ports
     Check("port-taken", RED, "the port is somebody else's", "the server could not listen on it, or another would "
           "answer in its place", "ss -ltnp sport = :{port}"),

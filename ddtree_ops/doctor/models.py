@@ -9,7 +9,7 @@ from ddtree_ops.doctor.catalogue import Finding, finding
 from ddtree_ops.doctor.machine import Machine
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.folders import ModelFolder
-from ddtree_ops.model import HostSpec, Mode, Settings
+from ddtree_ops.model import HostSpec, Mode, Settings, most_nodes
 from ddtree_ops.pair import prove_pair
 from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
 from ddtree_ops.proofs import proven_by
@@ -36,6 +36,7 @@ def check_models(host: HostSpec, settings: Settings, machine: Machine) -> Iterat
         for mismatch in prove_pair(model, drafter).mismatches:
             yield finding("pair" if mismatch.fatal else "pair-odd", target, f"{mismatch.found} ({mismatch.why})")
     yield from _backends(target, settings, machine, model)
+    yield from _tree(target, settings, drafter)
     plan = memory_plan(settings, machine)
     if plan is not None:
         yield from _memory(target, plan)
@@ -107,6 +108,17 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
         admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
         seen = f"{model.architecture if model else ''} on {card.name} (compute capability {card.capability}){admitted}"
         yield finding("unproven", target, seen)
+
+
+def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iterator[Finding]:
+    """A budget that no tree of this cap and depth can fill is verified round by round, and never used."""
+    if not settings.mode.builds_trees or drafter is None or not drafter.block_size:
+        return
+    most = most_nodes(settings.topk_cap, drafter.block_size)
+    if 0 < most < settings.budget:
+        each = "1 child" if settings.topk_cap == 1 else f"{settings.topk_cap} children"
+        shape = f"a block of {drafter.block_size} and {each} a node make {most} nodes at most"
+        yield finding("tree-size", target, f"budget {settings.budget}, but {shape}", budget=str(most))
 
 
 def _memory(target: str, plan: MemoryPlan) -> Iterator[Finding]:

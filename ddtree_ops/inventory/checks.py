@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ddtree_ops.model import MAX_BUDGET, Mode, Settings
+from ddtree_ops.model import MAX_BUDGET, MAX_TOPK_CAP, Mode, Settings
 from ddtree_ops.text import unusable
 
 OWNED_VARIABLES = frozenset({"PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"})
@@ -187,20 +187,15 @@ def _explain(detail: ErrorDetails, given: Mapping[str, Any]) -> Problem:
     bounds = detail.get("ctx", {})
     if detail["type"] == "missing":
         return Problem(key, f"{key} is missing", "", f"set {key}")
-    if key == "budget" and detail["type"] in _RANGE:
-        return Problem(
-            key,
-            f"budget {shown} is out of range",
-            f"a tree has 1 to {MAX_BUDGET} nodes besides its root",
-            f"use a budget of 1 to {MAX_BUDGET}, for example 16",
-        )
+    if key in _TREE_SIZES and detail["type"] in _RANGE:
+        return Problem(key, f"{key} {shown} is out of range", *_TREE_SIZES[key])
     if detail["type"] == "enum":
         modes = [mode.value for mode in Mode]
         hint = did_you_mean(str(given.get(key)), modes)
         return Problem(key, f"{key} {shown} is not a mode.{hint}", "", f"use one of {', '.join(modes)}")
     if detail["type"] in _RANGE:
-        limit = next(iter(bounds.values()))
-        return Problem(key, f"{key} {shown} must be {_RANGE[detail['type']]} {limit}", "", f"change {key}")
+        allowed = f"{_RANGE[detail['type']]} {next(iter(bounds.values()))}"
+        return Problem(key, f"{key} {shown} must be {allowed}", "", f"give {key} a value of {allowed}")
     if detail["type"] == "string_pattern_mismatch" and key == "instance":
         return Problem(
             key,
@@ -209,16 +204,36 @@ def _explain(detail: ErrorDetails, given: Mapping[str, Any]) -> Problem:
             "use lower-case letters, digits and dashes, at most 48",
         )
     if detail["type"] == "string_pattern_mismatch":
-        return Problem(key, f"{key} {shown} is not usable", _PATTERN_WHY.get(key, ""), f"change {key}")
-    wanted = _WANTED.get(detail["type"], detail["msg"].lower())
-    return Problem(key, f"{key} {shown} {wanted}", "", f"change {key}")
+        why, example = _PATTERNS.get(key, ("", "..."))
+        return Problem(key, f"{key} {shown} is not usable", why, f'write it like {key} = "{example}"')
+    wanted, example = _WANTED.get(detail["type"], (detail["msg"].lower(), ""))
+    where = ".".join(map(str, loc)) if key == "env" else key
+    fix = f"write it like {where} = {example}" if example else f"change {key}"
+    return Problem(key, f"{key} {shown} {wanted}", "", fix)
 
 
-_PATTERN_WHY = {
-    "venv": "it must be an absolute path without quotes, backslashes or $, since a program in it is started by systemd",
-    "launch_module": "it must be the dotted name of a Python module",
-    "user": "it must be the name of a user",
+_TREE_SIZES = {
+    "budget": (
+        f"a tree has 1 to {MAX_BUDGET} nodes besides its root; the engine refuses others at start",
+        f"use a budget of 1 to {MAX_BUDGET}, for example 16",
+    ),
+    "topk_cap": (
+        f"a node has 1 to {MAX_TOPK_CAP} children; the engine refuses others at start",
+        f"use a topk_cap of 1 to {MAX_TOPK_CAP}, for example 8",
+    ),
 }
+"""Why, and the repair."""
+
+_PATTERNS = {
+    "venv": (
+        "it must be an absolute path without quotes, backslashes or $, since a program in it is started by systemd",
+        "/opt/sglang/venv",
+    ),
+    "launch_module": ("it must be the dotted name of a Python module", "sglang.launch_server"),
+    "user": ("it must be the name of a user", "sglang"),
+}
+"""Why, and what would do."""
+
 _RANGE = {
     "greater_than_equal": "at least",
     "less_than_equal": "at most",
@@ -226,16 +241,17 @@ _RANGE = {
     "less_than": "less than",
 }
 _WANTED = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "finite_number": "must be a finite number",
-    "string_type": "must be a text in quotes",
-    "bool_type": "must be true or false",
-    "tuple_type": "must be a list",
-    "list_type": "must be a list",
-    "dict_type": "must be a table",
+    "int_type": ("must be a whole number", "16"),
+    "int_from_float": ("must be a whole number", "16"),
+    "float_type": ("must be a number", "0.8"),
+    "finite_number": ("must be a finite number", "0.8"),
+    "string_type": ("must be a text in quotes", '"..."'),
+    "bool_type": ("must be true or false", "true"),
+    "tuple_type": ("must be a list", "[...]"),
+    "list_type": ("must be a list", "[...]"),
+    "dict_type": ("must be a table", "{...}"),
 }
+"""What a value must be, and how one is written."""
 
 
 def _show(value: object) -> str:

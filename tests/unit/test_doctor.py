@@ -375,6 +375,15 @@ def test_unproven_trees() -> None:
     )[0].seen  # fmt: skip
 
 
+def test_a_tree_that_cannot_be_as_large_as_its_budget() -> None:
+    chain = settings(budget=16, topk_cap=1, extra_args=("--disable-radix-cache",))
+    results = found(healthy(), chain)
+    assert ids(results) == ["tree-size"]
+    assert results[0].seen == "budget 16, but a block of 16 and 1 child a node make 15 nodes at most"
+    assert results[0].repair == "ddtree-ops deploy ct200:tree --budget 15"
+    assert ids(found(healthy(), chain.model_copy(update={"budget": 15}))) == []
+
+
 def test_a_tree_of_which_fewer_fit() -> None:
     results = found(healthy(), settings(budget=64, max_running_requests=8, extra_args=("--disable-radix-cache",)))
     assert ids(results) == ["memory-tight"]

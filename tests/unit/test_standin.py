@@ -294,6 +294,8 @@ def test_it_drains_on_sigterm(start: Start) -> None:
         (("--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", "no"), "of the draft model"),
         (("--speculative-ddtree-budget", "8"), "set without --speculative-algorithm DDTREE"),
         (("--speculative-algorithm", "MAGIC"), "MAGIC"),
+        ((*TREE[:4], "--speculative-ddtree-budget", "256"), "a tree has 1 to 255 nodes"),
+        ((*TREE[:4], "--speculative-ddtree-topk-cap", "17"), "choose 1 to 16 children"),
     ],
 )
 def test_it_refuses_to_start(start: Start, words: tuple[str, ...], said: str) -> None:

@@ -11,6 +11,8 @@ from .faults import Faults
 
 DDTREE = "speculative_ddtree_"
 DEFAULT_MAX_RUNNING = 48
+MAX_BUDGET = 255
+MAX_TOPK_CAP = 16
 
 
 class Refusal(Exception):
@@ -54,6 +56,17 @@ def asked(args: argparse.Namespace) -> dict[str, str]:
     return {"mode": mode, "budget": str(budget or 16), "weight_version": str(args.weight_version)}
 
 
+def _within_limits(args: argparse.Namespace) -> None:
+    """The engine's own limits, in its words."""
+    budget, cap = (getattr(args, DDTREE + name, None) for name in ("budget", "topk_cap"))
+    if budget is not None and not 1 <= budget <= MAX_BUDGET:
+        flag = "--speculative-ddtree-budget"
+        raise Refusal(f"ValueError: {flag} is {budget}; a tree has 1 to {MAX_BUDGET} nodes besides its root.")
+    if cap is not None and not 1 <= cap <= MAX_TOPK_CAP:
+        flag = "--speculative-ddtree-topk-cap"
+        raise Refusal(f"ValueError: {flag} is {cap}; choose 1 to {MAX_TOPK_CAP} children a node.")
+
+
 def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
     """Settle what was asked, or refuse it."""
     values = {name: value for name, value in vars(args).items() if not name.startswith(DDTREE)}
@@ -66,6 +79,7 @@ def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
     if ours and algorithm != "DDTREE":
         flags = ", ".join("--" + name.replace("_", "-") for name in sorted(ours))
         raise Refusal(f"ValueError: {flags} set without --speculative-algorithm DDTREE.")
+    _within_limits(args)
     model = read_config(args.model_path, "model")
     wanted = asked(args)
     mode, budget = faults.mode or wanted["mode"], faults.budget or int(wanted["budget"])
