@@ -79,6 +79,13 @@ def resolve_targets(fleet: Fleet, names: Sequence[str], overrides: Overrides | N
     return Selection(tuple(targets), tuple(notices))
 
 
+def changed_targets(fleet: Fleet, names: Sequence[str]) -> tuple[Target, ...]:
+    """TARGETs of a change that is not in the settings (rollback): a bare host means its default instance."""
+    pairs = [pair for name in names for pair in _expand(fleet, name, changing=True)]
+    found = {f"{host.name}:{instance}": Target(host, host.instances[instance]) for host, instance in pairs}
+    return tuple(found.values())
+
+
 def one_target(fleet: Fleet, name: str) -> Target:
     """A TARGET that must mean exactly one instance (rollback, render to a file, ...)."""
     pairs = list(_expand(fleet, name, changing=True))

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from ddtree_ops import __version__
 from ddtree_ops.cli.command import DebugOption, InventoryOption, JsonOption
+from ddtree_ops.cli.completion import whole_words
 from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
 from ddtree_ops.log import LOG
 from ddtree_ops.ui import Output
@@ -59,7 +60,7 @@ class Frame(TyperGroup):
         **extra: Any,
     ) -> Any:
         args = list(sys.argv[1:] if args is None else args)
-        with patient_streams() as (out, _):
+        with patient_streams() as (out, _), whole_words(os.environ):
             code = self._run(args, prog_name, complete_var, windows_expand_args, extra)
         lost = out.failure
         if lost is not None and not isinstance(lost, BrokenPipeError):  # a reader that has seen enough is no failure

@@ -244,6 +244,10 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("deploy ct", {"ct200", "ct200:linear", "ct200:tree"}),
         ("status ct200:t", {"ct200:tree"}),
         ("deploy ct200 : t", {"tree"}),  # bash has split the word at the colon
+        ("diff ct200 : t", {"tree"}),  # here a word of its own would be a release
+        ("smoke ct200 : ", {"linear", "tree"}),
+        ("rollback lab1 : main lab2 : m", {"main"}),
+        ("rollback lab1 : main l", {"lab", "lab1", "lab2", "lab2:main", "local", "local:main"}),
         ("status lab1 pr", {"prod"}),
         ("rollback al", {"all"}),
     ],
@@ -251,6 +255,6 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_shell_completes_targets(typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_DDTREE_OPS_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"ddtree-ops {typed}")
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" "))))
     result = RUNNER.invoke(frame.app, [], prog_name="ddtree-ops")
     assert set(result.stdout.split()) == offered

@@ -51,6 +51,7 @@ def refused(*words: str) -> tuple[dict[str, Any], int]:
         (("deploy", "ct200", "--budget", "0"), "budget"),
         (("deploy", "ct200", "--parallel", "0"), "parallel"),
         (("rollback", "ct200:tree", "--to", "ab", "--mode", "linear"), "exclude each other"),
+        (("rollback", "ct200:tree", "ct200:linear", "--to", "ab"), "names a release of one instance"),
     ],
 )
 def test_usage_errors(words: tuple[str, ...], said: str) -> None:

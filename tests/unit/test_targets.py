@@ -7,7 +7,7 @@ import pytest
 from ddtree_ops.errors import ExitCode, UsageError
 from ddtree_ops.inventory import parse_fleet
 from ddtree_ops.model import Mode
-from ddtree_ops.targets import Overrides, one_target, resolve_targets
+from ddtree_ops.targets import Overrides, changed_targets, one_target, resolve_targets
 
 FLEET = parse_fleet(
     """
@@ -128,3 +128,8 @@ def test_one_target() -> None:
     assert one_target(FLEET, "two:b").name == "two:b"
     with pytest.raises(UsageError, match="means 2 instances"):
         one_target(FLEET, "prod")
+
+
+def test_a_change_of_several_takes_each_once_and_a_hosts_default() -> None:
+    found = changed_targets(FLEET, ["ct200", "two:a", "ct200:tree", "ct200:linear"])
+    assert [target.name for target in found] == ["ct200:tree", "two:a", "ct200:linear"]
