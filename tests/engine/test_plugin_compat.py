@@ -104,7 +104,8 @@ def test_hooked_functions_are_all_checked_before() -> None:
 
     targets = [target for target, _hook, _kind in plugin.table()]
     assert len(targets) == len(set(targets)), "a second hook on a function would meet the first"
-    assert {target.path for target in compat.TARGETS if target.use == "hook"} == set(targets)
+    sglangs = {target for target in targets if target.startswith("sglang.")}  # those of this package ship with it
+    assert {target.path for target in compat.TARGETS if target.use == "hook"} == sglangs
 
 
 PATCHED = """

@@ -129,6 +129,28 @@ def test_an_edit_of_the_record_kernels_withdraws_proofs_of_records_alone(tmp_pat
     assert proofs.engine_digest(package, "records") != records
 
 
+def test_the_ranks_of_a_model_are_kept_together_by_sources_that_its_proof_covers(tmp_path: Path) -> None:
+    assert imported("ranks.py") == set(proofs.RANK_SOURCES)
+    package = tmp_path / "p"
+    shutil.copytree(Path(proofs.__file__).parent, package)
+    one, two = proofs.engine_digest(package), proofs.engine_digest(package, tp=2)
+    both = proofs.engine_digest(package, "records", tp=2)
+    assert len({one, two, both, proofs.engine_digest(package, "records")}) == 4
+    (package / "ranks.py").write_text("changed")
+    assert proofs.engine_digest(package) == one
+    assert proofs.engine_digest(package, tp=2) != two
+    assert proofs.engine_digest(package, "records", tp=2) != both
+
+
+def test_a_proof_holds_for_its_number_of_gpus_alone() -> None:
+    two = dataclasses.replace(WANTED, tp=2)
+    assert proofs.reject({**RECORD, "tp": 2}, two) is None
+    assert proofs.reject({**RECORD, "tp": 1}, WANTED) is None
+    assert proofs.reject(RECORD, two) == "is about a model on 1 GPU, not on 2"
+    assert proofs.reject({**RECORD, "tp": 2}, WANTED) == "is about a model on 2 GPUs, not on 1"
+    assert proofs.reject({**RECORD, "tp": 4}, two) == "is about a model on 4 GPUs, not on 2"
+
+
 def test_a_proof_holds_for_the_way_states_are_kept_alone() -> None:
     kept = dataclasses.replace(WANTED, states="records")
     assert proofs.reject({**RECORD, "states": "records"}, kept) is None
@@ -141,5 +163,7 @@ def test_a_shipped_record_vouches_for_the_sources_it_ships_with() -> None:
     """A stale one would admit nothing here and yet look like a promise to whoever plans a deploy."""
     for _name, record in proofs.shipped():
         assert record["passed"] is True
-        assert record["engine"] == proofs.engine_digest(states=record.get("states", "snapshots"))
+        assert record["engine"] == proofs.engine_digest(
+            states=record.get("states", "snapshots"), tp=record.get("tp", 1)
+        )
         assert record["suite"]["results"].startswith("benchmarks/results/")

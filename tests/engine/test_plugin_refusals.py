@@ -60,7 +60,6 @@ ALWAYS = [
 ]
 TREE_ONLY = [
     ({"page_size": 16}, "--page-size 1"),
-    ({"tp_size": 2}, "--tensor-parallel-size 1"),
     ({"attention_backend": "fa3"}, "--attention-backend triton"),
     ({"decode_attention_backend": "flashinfer"}, "--attention-backend triton"),
     ({"attention_backend": "trtllm_mha"}, "--attention-backend triton"),
@@ -171,6 +170,21 @@ def test_unproven_records_are_refused_as_such() -> None:
     assert reasons("tree", dataclasses.replace(RECORDS, proof=None), {"allow_hybrid_unsafe": True}) == []
 
 
+@pytest.mark.parametrize("facts", [DENSE, HYBRID])
+def test_a_model_on_several_gpus_needs_a_proof_whatever_its_layers(facts: Facts) -> None:
+    """Ranks that part write plausible text too, and no record about one GPU is about them."""
+    why = "a.json is about a model on 1 GPU, not on 2"
+    unproven = dataclasses.replace(facts, proof=None, proof_reasons=(why,), tp=2)
+    (reason,) = reasons("tree", unproven, tp_size=2)
+    for part in (facts.architecture, why, "--tp 2", "with 2 GPUs", "--speculative-ddtree-allow-hybrid-unsafe"):
+        assert part in reason
+    assert ("--tensor-parallel-size 1" in reason) is not bool(facts.hybrid)  # a hybrid one needs a proof there as well
+    assert reasons("tree", unproven, {"allow_hybrid_unsafe": True}, tp_size=2) == []
+    assert reasons("tree", dataclasses.replace(unproven, proof="two.json"), tp_size=2) == []
+    for mode in ("linear", "shadow-linear"):
+        assert reasons(mode, unproven, tp_size=2) == []
+
+
 def test_the_unsafe_flag_admits_nothing_else() -> None:
     """It stands for 'nobody has checked this GPU', never for wrong states."""
     lightning = Facts(architecture="X", hybrid="BailingHybridConfig", drafter_block=16)
@@ -179,7 +193,7 @@ def test_the_unsafe_flag_admits_nothing_else() -> None:
 
 
 def test_all_reasons_are_told_at_once() -> None:
-    found = reasons("tree", page_size=16, tp_size=2, pp_size=2)
+    found = reasons("tree", page_size=16, dp_size=2, pp_size=2)
     assert len(found) == 3
     text = refusals.message(DDTreeConfig(mode="tree"), found)
     assert text.count("\n  - ") == 3

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from sglang_ddtree import config as settings
@@ -53,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--speculative-ddtree-allow-hybrid-unsafe",
         action="store_true",
         default=None,
-        help="Admit a hybrid target on a GPU and backend whose parity suite has not passed. "
+        help="Admit a hybrid target, or any on several GPUs, where the parity suite has not passed. "
         "States are computed in the same way; nobody has checked them there.",
     )
     group.add_argument(
@@ -160,7 +161,7 @@ def resolve(server_args: Any) -> states.Resolved:
 
 
 def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
-    if not facts.hybrid or config.mode != "tree":
+    if config.mode != "tree" or not refusals.needs_proof(facts.hybrid, facts.tp):
         return ""
     return (
         f"proven by {facts.proof}" if facts.proof else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
@@ -179,11 +180,12 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.
     architecture = (model.hf_config.architectures or [""])[0]
     hybrid = hybrid_family(model)
     proof, why = (None, [])
-    capability = compute_capability()
+    tp = int(view.tp_size)
+    capability = compute_capability(int(view.base_gpu_id) + int(view.gpu_id_step) * rank for rank in range(tp))
     kept = states.from_environment() if config.mode == "tree" else states.SNAPSHOTS
-    if hybrid and config.mode == "tree":
+    if config.mode == "tree" and refusals.needs_proof(hybrid, tp):
         backend = view.decode_attention_backend or view.attention_backend
-        proof, why = find_proof(config, architecture, backend, capability, kept)
+        proof, why = find_proof(config, architecture, backend, capability, kept, tp)
     return refusals.Facts(
         architecture=architecture,
         hybrid=hybrid,
@@ -196,6 +198,7 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.
         proof=proof,
         proof_reasons=tuple(why),
         states=kept,
+        tp=tp,
         **(recurrent_layers(model) if hybrid == "gdn" else {}),
     )
 
@@ -210,12 +213,12 @@ def recurrent_layers(model: Any) -> dict[str, Any]:
 
 
 def find_proof(
-    config: DDTreeConfig, architecture: str, backend: str, capability: str, kept: str
+    config: DDTreeConfig, architecture: str, backend: str, capability: str, kept: str, tp: int = 1
 ) -> tuple[str | None, list[str]]:
     from pathlib import Path
 
-    engine = proofs.engine_digest(states=kept)
-    wanted = proofs.Combination(architecture, backend, capability, engine, proofs.running_driver(), config.budget, kept)
+    engine, driver = proofs.engine_digest(states=kept, tp=tp), proofs.running_driver()
+    wanted = proofs.Combination(architecture, backend, capability, engine, driver, config.budget, kept, tp)
     return proofs.judge(wanted, [*proofs.shipped(), *proofs.read_records(Path(config.proofs_dir))])
 
 
@@ -254,10 +257,12 @@ def drafter_block(server_args: Any) -> int | None:
     return parse_dflash_draft_config(draft_hf_config=drafter).resolve_block_size(default=None)
 
 
-def compute_capability() -> str:
+def compute_capability(gpus: Iterable[int] = (0,)) -> str:
+    """Of the GPUs that share a model; of GPUs that differ, all of them, which no record is about."""
     import torch
 
     if not torch.cuda.is_available():
         return "none"
-    major, minor = torch.cuda.get_device_capability()
-    return f"{major}.{minor}"
+    here = torch.cuda.device_count()
+    found = {torch.cuda.get_device_capability(index) for index in gpus if index < here}
+    return "+".join(f"{major}.{minor}" for major, minor in sorted(found)) or "none"

@@ -73,6 +73,8 @@ TARGETS: tuple[Target, ...] = (
         "activation A_log dt_bias",
         "call",
     ),
+    _t("distributed.parallel_state.GroupCoordinator.all_gather_into_tensor", "self output input", "call"),
+    _t("distributed.parallel_state.GroupCoordinator.broadcast", "self input_ src", "call"),
     _t("arg_groups.speculative_hook._handle_dflash", "server_args", "call"),
     _t(f"{_SPEC}.register", "cls name supports_overlap validate_server_args spec_class", "call"),
     _t(

@@ -36,8 +36,8 @@ def table() -> list[tuple[str, Any, str]]:
     """(target, hook, type) of every hook, one for each target: where records have one of their own, it calls the
     other.
     """
-    from sglang_ddtree import hooks, records
+    from sglang_ddtree import hooks, ranks, records
 
-    own = records.table()
+    own = [*records.table(), *ranks.table()]
     targets = {target for target, _hook, _kind in own}
     return [*(row for row in hooks.table() if row[0] not in targets), *own]

@@ -7,10 +7,12 @@ file:
 
     {"schema": 1, "engine": "<engine_digest()>", "architecture": "Qwen3_5ForCausalLM", "backend": "triton",
      "compute_capability": "12.0", "driver": "580.159.04", "max_budget": 64, "passed": true,
-     "states": "records", "when": "2026-11-30T08:00:00Z", "suite": {...what ran and its figures, free form...}}
+     "states": "records", "tp": 2, "when": "2026-11-30T08:00:00Z",
+     "suite": {...what ran and its figures, free form...}}
 
 `driver` may be absent; where it stands it must be the running one, since a driver carries the compiler of the kernels.
-`states` says how recurrent states were kept; absent, it means snapshots.
+`states` says how recurrent states were kept; absent, it means snapshots. `tp` is the number of GPUs that share a model;
+absent, it means one.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ RECORD_SOURCES = (
     "records_worker.py",
     "states.py",
 )
+# What keeps the ranks of a model on several GPUs together; the same test holds that it needs nothing else.
+RANK_SOURCES = ("ranks.py",)
 # Classes that wrap another one's layers: the vision wrapper of Qwen3.5 runs the text model's own, state for state.
 FAMILY = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
 _PACKAGE = Path(__file__).parent
@@ -61,7 +65,7 @@ _DRIVER_FILE = Path("/sys/module/nvidia/version")
 @dataclasses.dataclass(frozen=True)
 class Combination:
     """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes. states: snapshots or
-    records (see states.py); `engine` is the digest for that choice.
+    records (see states.py). tp: GPUs that share the model. `engine` is the digest for the two.
     """
 
     architecture: str
@@ -71,15 +75,18 @@ class Combination:
     driver: str | None
     budget: int
     states: str = "snapshots"
+    tp: int = 1
 
     def label(self) -> str:
-        return f"{self.architecture} on {self.backend}, compute capability {self.compute_capability}"
+        several = f", {self.tp} GPUs" if self.tp > 1 else ""
+        return f"{self.architecture} on {self.backend}, compute capability {self.compute_capability}{several}"
 
 
-def engine_digest(root: Path = _PACKAGE, states: str = "snapshots") -> str:
+def engine_digest(root: Path = _PACKAGE, states: str = "snapshots", tp: int = 1) -> str:
     """sha256 over the sources that decide what a tree round computes: what a proof vouches for."""
     digest = hashlib.sha256()
-    for name in (*STATE_SOURCES, *(RECORD_SOURCES if states == "records" else ())):
+    more = (*(RECORD_SOURCES if states == "records" else ()), *(RANK_SOURCES if tp > 1 else ()))
+    for name in (*STATE_SOURCES, *more):
         digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -102,6 +109,9 @@ def reject(record: Any, wanted: Combination) -> str | None:
     kept = record.get("states", "snapshots")
     if kept != wanted.states:
         return f"is about states kept as {kept!r}, not {wanted.states!r}"
+    ranks = record.get("tp", 1)
+    if ranks != wanted.tp:
+        return f"is about a model on {ranks!r} GPU{'s' * (ranks != 1)}, not on {wanted.tp}"
     for field in ("backend", "compute_capability", "engine"):
         if record.get(field) != getattr(wanted, field):
             return f"is about {field} {record.get(field)!r}, not {getattr(wanted, field)!r}"

@@ -31,6 +31,7 @@ class Facts:
     proof: str | None = None
     proof_reasons: tuple[str, ...] = ()
     states: str = states.SNAPSHOTS
+    tp: int = 1
     heads: tuple[int, int] | None = None  # key and value head size of Gated DeltaNet layers
     activation: str = ""  # behind their convolution
 
@@ -170,14 +171,26 @@ def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     return None
 
 
-def _proven(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
-    if not facts.hybrid or facts.proof is not None or config.allow_hybrid_unsafe:
+def needs_proof(hybrid: str, tp_size: int) -> bool:
+    """What goes wrong in silence: a wrong recurrent state, and ranks that part, whatever the target's layers are. A
+    dense target on one GPU has neither.
+    """
+    return bool(hybrid) or tp_size > 1
+
+
+def _proven(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
+    if not needs_proof(facts.hybrid, args.tp_size) or facts.proof is not None or config.allow_hybrid_unsafe:
         return None
     seen = "; ".join(facts.proof_reasons) or f"there is no record in {config.proofs_dir}"
+    several = args.tp_size > 1
+    what = "is a hybrid target" if facts.hybrid else f"is to run on {args.tp_size} GPUs"
+    about = f"tree states, kept as {facts.states}," if facts.hybrid else "ranks to stay together"
+    where = f"compute capability {facts.capability}" + (f" with {args.tp_size} GPUs" if several else "")
     return (
-        f"{facts.architecture} is a hybrid target and nobody has proven this engine's tree states, kept as "
-        f"{facts.states}, on compute capability {facts.capability} ({seen}). Run the self-test on this host, or admit "
-        f"it unproven with --speculative-ddtree-allow-hybrid-unsafe"
+        f"{facts.architecture} {what} and nobody has proven this engine's {about} on {where} ({seen}). Run the "
+        f"self-test on this host{f' with --tp {args.tp_size}' if several else ''}, "
+        f"{'set --tensor-parallel-size 1, ' if several and not facts.hybrid else ''}or admit it unproven with "
+        f"--speculative-ddtree-allow-hybrid-unsafe"
     )
 
 
@@ -201,7 +214,6 @@ _WATCHES: tuple[Rule, ...] = (
 TREE: tuple[Rule, ...] = (
     *_WATCHES,
     _flag(lambda a: a.page_size not in (None, 1), "the tree's slots are single tokens; set --page-size 1"),
-    _flag(lambda a: a.tp_size != 1, "trees are proven on one GPU for each target; set --tensor-parallel-size 1"),
     _backend,
     _window,
     _family,
