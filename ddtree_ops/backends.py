@@ -161,6 +161,16 @@ def _tree_prefix_cache(case: Case) -> str | None:
     return "recurrent states kept along tree paths for the prefix cache are not proven: add --disable-radix-cache"
 
 
+def _records(case: Case) -> str | None:
+    if case.flag("--speculative-ddtree-states") != "records" or case.target is None:
+        return None
+    gdn, instead = case.target.recurrence, "set --speculative-ddtree-states snapshots"
+    if gdn is None:
+        return f"records are of Gated DeltaNet layers and the target has none: {instead}"
+    odd = [size for size in (gdn.key_dim, gdn.value_dim) if size < 16 or size & (size - 1)]
+    return f"records need head sizes that are powers of two from 16, not {odd[0]}: {instead}" if odd else None
+
+
 ONE = ("1",)
 RULES: dict[str, tuple[Rule, ...]] = {
     "0.5.17": (
@@ -191,6 +201,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _tree_attention,
         _tree_fa3,
         _tree_prefix_cache,
+        _records,
     )
 }
 

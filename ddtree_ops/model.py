@@ -14,6 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 MAX_BUDGET = 255
 MAX_TOPK_CAP = 16
 """The engine's own limits (``sglang_ddtree.config``), which refuses more at start; a test holds them equal."""
+MAX_RECORDS_BUDGET = 64
+"""Nodes of a tree whose recurrent states can be kept as records."""
+
+States = Literal["snapshots", "records"]
+"""How a hybrid target's trees keep recurrent states until acceptance."""
 
 INSTANCE_NAME = r"^[a-z0-9][a-z0-9-]{0,47}$"
 """An instance's name is part of a unit's name and of paths, so it needs quoting in neither."""
@@ -85,6 +90,7 @@ class Settings(Frozen):
     drafter: str | None = None
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
     topk_cap: Annotated[int, Field(ge=1, le=MAX_TOPK_CAP)] = 8
+    states: States = "snapshots"
     allow_hybrid_unsafe: bool = False
     unsafe_reason: str | None = None
     bind: str = "127.0.0.1"

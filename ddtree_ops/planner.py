@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ddtree_ops.model import MAX_BUDGET, Mode
+from ddtree_ops.model import MAX_BUDGET, MAX_RECORDS_BUDGET, Mode, States
 from ddtree_ops.shapes import DTYPE_BYTES, DrafterShape, ModelShape
 
 MIB = 1 << 20
@@ -46,6 +46,12 @@ class Ask:
     radix: str = "extra_buffer"
     slots_given: int | None = None
     mem_fraction: float | None = None
+    states: States = "snapshots"
+
+    @property
+    def records(self) -> bool:
+        """Whether rows leave records; a chain's states are always snapshots."""
+        return self.mode is Mode.TREE and self.states == "records"
 
     @property
     def slots(self) -> int:
@@ -143,7 +149,7 @@ def plan_memory(ask: Ask) -> MemoryPlan:
 
 
 def _states(ask: Ask) -> list[Item]:
-    """The recurrent layers: slots for requests and the prefix cache, and a snapshot for every row of a verify pass."""
+    """The recurrent layers: slots for requests and the prefix cache, and what every row of a verify pass leaves."""
     gdn = ask.target.recurrence
     if gdn is None:
         return []
@@ -156,6 +162,10 @@ def _states(ask: Ask) -> list[Item]:
     ]
     if not ask.rows:
         return items
+    if ask.records:
+        record = gdn.record_bytes(CONV_DTYPE_BYTES, ask.tp)
+        how = f"{ask.running} x {ask.rows} rows x {_mib(record)}"
+        return [*items, Item("state records", ask.running * ask.rows * record, how)]
     requests = ask.running + 1
     items.append(
         Item("state snapshots", requests * ask.rows * state, f"({ask.running} + 1) x {ask.rows} rows x {_mib(state)}")
@@ -199,6 +209,7 @@ def largest_running(ask: Ask, limit: int = 256) -> int:
 
 def largest_budget(ask: Ask, limit: int = MAX_BUDGET) -> int:
     """The largest tree that fits with the requests asked for; 0 if none does."""
+    limit = min(limit, MAX_RECORDS_BUDGET) if ask.states == "records" and ask.target.hybrid else limit
     return _largest(limit, lambda n: plan_memory(replace(ask, mode=Mode.TREE, budget=n)).fits)
 
 

@@ -35,14 +35,15 @@ def engine_rules() -> ModuleType:
 
 def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Record]) -> str | None:
     """The name of the record, shipped or on the host, that proves trees of ``budget`` nodes; None if there is none."""
-    rules = engine_rules()
+    rules, kept = engine_rules(), case.flag("--speculative-ddtree-states") or "snapshots"
     wanted = rules.Combination(
         architecture=case.target.architecture if case.target else "",
         backend=case.attention or "triton",
         compute_capability=dotted(case),
-        engine=rules.engine_digest(),
+        engine=rules.engine_digest(states=kept),
         driver=driver or None,
         budget=budget,
+        states=kept,
     )
     name: str | None = rules.judge(wanted, [*rules.shipped(), *on_host])[0]
     return name

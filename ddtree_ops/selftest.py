@@ -44,7 +44,8 @@ class Proof:
     def line(self) -> str:
         found = self.record
         what = f"{found['architecture']} on {found['backend']}, compute capability {found['compute_capability']}"
-        return f"proven: {what}, trees up to {found['max_budget']} nodes ({found['suite']['seconds']:.0f} s)"
+        kept = f", states kept as {found['states']}" if "states" in found else ""
+        return f"proven: {what}, trees up to {found['max_budget']} nodes{kept} ({found['suite']['seconds']:.0f} s)"
 
 
 def prove(
@@ -109,7 +110,7 @@ def command(settings: Settings, engine: str, pair: str) -> list[str]:
     python = f"{settings.venv}/bin/python"
     return [
         "env", *environment, python, "-m", "sglang_ddtree.selftest", "--pair", pair, "--proofs-dir", PROOFS,
-        "--limit-s", str(LIMIT_S),
+        "--limit-s", str(LIMIT_S), "--states", settings.states,
     ]  # fmt: skip
 
 

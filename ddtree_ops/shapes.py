@@ -43,6 +43,13 @@ class Recurrence:
         """The recurrent state of one request (or the snapshot of one node) on one GPU."""
         return self.layers * (self.value_heads // tp) * self.key_dim * self.value_dim * dtype_bytes
 
+    def record_bytes(self, dtype_bytes: int, tp: int = 1) -> int:
+        """What one row of a tree leaves on one GPU where no snapshot is kept: delta, key and decay in fp32, and the
+        convolution's input.
+        """
+        floats = self.value_heads * self.value_dim + self.key_heads * self.key_dim + self.value_heads
+        return self.layers * (4 * floats // tp + self.conv_channels(tp) * dtype_bytes)
+
     def conv_channels(self, tp: int = 1) -> int:
         return (2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim) // tp
 

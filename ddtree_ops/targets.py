@@ -35,6 +35,7 @@ class Overrides:
     mode: Mode | None = None
     budget: int | None = None
     topk_cap: int | None = None
+    states: str | None = None
     gpus: tuple[int, ...] | None = None
     port: int | None = None
     allow_hybrid_unsafe: bool | None = None
@@ -192,6 +193,8 @@ def _apply(target: Target, given: dict[str, Any], notices: list[str]) -> Target:
         if option in given and not settings.mode.builds_trees:
             flag = option.replace("_", "-")
             notices.append(f"{target.name}: --{flag} {value} has no effect in mode {settings.mode}")
+    if "states" in given and settings.mode is not Mode.TREE:
+        notices.append(f"{target.name}: --states {settings.states} has no effect in mode {settings.mode}")
     return Target(host, settings)
 
 

@@ -50,6 +50,10 @@ TopkCap = Annotated[
     int | None,
     _flag("--topk-cap", "-k", metavar="K", panel=SETTINGS, help=f"Most children of a node, 1 to {MAX_TOPK_CAP}."),
 ]
+StatesOption = Annotated[
+    str | None,
+    _flag("--states", metavar="WORD", panel=SETTINGS, help="How trees keep recurrent states: snapshots or records."),
+]
 Gpu = Annotated[list[int] | None, _flag("--gpu", "-g", metavar="G", panel=SETTINGS, help="GPU; may be repeated.")]
 Port = Annotated[int | None, _flag("--port", "-p", metavar="P", panel=SETTINGS, help="Port of the server.")]
 Unsafe = Annotated[
@@ -105,6 +109,7 @@ def _changing(
     mode: ModeOption = None,
     budget: Budget = None,
     topk_cap: TopkCap = None,
+    states: StatesOption = None,
     gpu: Gpu = None,
     port: Port = None,
     allow_hybrid_unsafe: Unsafe = False,
@@ -114,6 +119,7 @@ def _changing(
         mode=mode,
         budget=budget,
         topk_cap=topk_cap,
+        states=states,
         gpus=tuple(gpu) if gpu else None,
         port=port,
         allow_hybrid_unsafe=allow_hybrid_unsafe or None,

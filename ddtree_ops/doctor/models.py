@@ -77,6 +77,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
             context=settings.context_length or min(model.context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
             tp=max(1, len(settings.gpus)),
             mem_fraction=settings.mem_fraction_static,
+            states=settings.states,
             state_dtype=flags.get("--mamba-ssm-dtype"),
             radix="off" if "--disable-radix-cache" in flags else radix if radix == "no_buffer" else "extra_buffer",
         )

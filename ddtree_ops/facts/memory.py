@@ -12,6 +12,7 @@ STATES = re.compile(
     r"Mamba Cache is allocated\. max_mamba_cache_size: (\d+), conv_state size: ([\d.]+)GB, ssm_state size: ([\d.]+)GB"
     r"(?:\s+intermediate_ssm_state_cache size: ([\d.]+)GB\s+intermediate_conv_window_cache size: ([\d.]+)GB)?"
 )
+RECORDS = re.compile(r"DDTREE: records of recurrent states for \d+ requests of \d+ rows take ([\d.]+) GiB")
 TOTAL = re.compile(r"max_total_num_tokens=(\d+)")
 TOKENS = "KV cache tokens"
 TOLERANCE = 0.05
@@ -45,7 +46,7 @@ class Compared:
 
 
 def parse_memory_log(text: str) -> Reported:
-    """The lines that SGLang 0.5.17 logs at start, in whatever else the log holds."""
+    """The lines that SGLang 0.5.17 and the plugin log at start, in whatever else the log holds."""
     sizes: dict[str, int] = {}
     for name, found in zip(("target weights", "drafter weights"), WEIGHTS.finditer(text), strict=False):
         sizes[name] = _bytes(found[1])
@@ -53,6 +54,8 @@ def parse_memory_log(text: str) -> Reported:
     if states:
         names = ("convolution states", "recurrent states", "state snapshots", "convolution snapshots")
         sizes |= {n: _bytes(v) for n, v in zip(names, states.groups()[1:], strict=True) if v is not None}
+    if records := RECORDS.search(text):
+        sizes["state records"] = _bytes(records[1])
     tokens = TOTAL.search(text)
     return Reported(sizes, int(states[1]) if states else None, int(tokens[1]) if tokens else None)
 

@@ -123,7 +123,7 @@ def _same(want: str | bool, have: object) -> bool:
 
 
 def _plugin(settings: Settings, info: Info) -> Iterable[Finding]:
-    """The plugin's own block: mode, budget, top-k cap, the width of a verify round."""
+    """The plugin's own block: mode, budget, top-k cap, the width of a verify round, how states are kept."""
     if settings.mode is Mode.AR:
         if info.get("speculative_algorithm") not in (None, "", "NONE"):
             yield Finding("algorithm", f"asked for none, resolved {info['speculative_algorithm']}")
@@ -136,7 +136,7 @@ def _plugin(settings: Settings, info: Info) -> Iterable[Finding]:
     if settings.mode.builds_trees:
         wanted |= {"budget": settings.budget, "topk_cap": settings.topk_cap}
     if settings.mode is Mode.TREE:
-        wanted["verify_rows"] = settings.budget + 1
+        wanted |= {"verify_rows": settings.budget + 1, "states": settings.states}
     for key, want in wanted.items():
         if key in block and block[key] != want:
             yield Finding(key.replace("_", "-"), f"asked for {want}, resolved {block[key]}")

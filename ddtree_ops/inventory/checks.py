@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from ddtree_ops.model import MAX_BUDGET, MAX_TOPK_CAP, Mode, Settings
+from ddtree_ops.model import MAX_BUDGET, MAX_RECORDS_BUDGET, MAX_TOPK_CAP, Mode, Settings
 from ddtree_ops.text import unusable
 
 OWNED_VARIABLES = frozenset({"PYTHONPATH", "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"})
@@ -22,7 +22,7 @@ OWNED_FLAGS = {
     "--tensor-parallel-size": "gpus", "--weight-version": "", "--speculative-algorithm": "mode",
     "--speculative-draft-model-path": "drafter", "--speculative-draft-model": "drafter",
     "--max-running-requests": "max_running_requests",
-    **{f"--speculative-ddtree-{name.replace('_', '-')}": name for name in ("mode", "budget", "topk_cap")},
+    **{f"--speculative-ddtree-{name.replace('_', '-')}": name for name in ("mode", "budget", "topk_cap", "states")},
     "--speculative-ddtree-allow-hybrid-unsafe": "allow_hybrid_unsafe",
 }  # fmt: skip
 """Flags that settings decide, and the key of each."""
@@ -58,6 +58,13 @@ def _mode_problems(settings: Settings) -> Iterator[Problem]:
             f"mode {settings.mode} has no drafter",
             "every mode but ar verifies what a DFlash drafter proposes",
             'set drafter = "/path/to/drafter", or use mode ar',
+        )
+    if settings.mode is Mode.TREE and settings.states == "records" and settings.budget > MAX_RECORDS_BUDGET:
+        yield Problem(
+            "states",
+            f"states as records with budget {settings.budget}",
+            f"the engine keeps records of trees of at most {MAX_RECORDS_BUDGET} nodes",
+            f'use a budget of at most {MAX_RECORDS_BUDGET}, or states = "snapshots"',
         )
     if settings.allow_hybrid_unsafe and not (settings.unsafe_reason or "").strip():
         yield Problem(
@@ -193,6 +200,9 @@ def _explain(detail: ErrorDetails, given: Mapping[str, Any]) -> Problem:
         modes = [mode.value for mode in Mode]
         hint = did_you_mean(str(given.get(key)), modes)
         return Problem(key, f"{key} {shown} is not a mode.{hint}", "", f"use one of {', '.join(modes)}")
+    if detail["type"] == "literal_error":
+        found = f"{key} {shown} is neither {bounds['expected']}".replace(" or ", " nor ")
+        return Problem(key, found, "", f"use one of {bounds['expected']}".replace(" or ", ", "))
     if detail["type"] in _RANGE:
         allowed = f"{_RANGE[detail['type']]} {next(iter(bounds.values()))}"
         return Problem(key, f"{key} {shown} must be {allowed}", "", f"give {key} a value of {allowed}")

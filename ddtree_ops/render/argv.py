@@ -7,7 +7,7 @@ nothing but the mode.
 
 from __future__ import annotations
 
-from ddtree_ops.model import Settings
+from ddtree_ops.model import Mode, Settings
 
 ALGORITHM = "DDTREE"
 
@@ -58,6 +58,8 @@ def _speculation(settings: Settings) -> list[str]:
     if settings.mode.builds_trees:
         argv += ["--speculative-ddtree-budget", str(settings.budget)]
         argv += ["--speculative-ddtree-topk-cap", str(settings.topk_cap)]
+    if settings.mode is Mode.TREE and settings.states != "snapshots":
+        argv += ["--speculative-ddtree-states", settings.states]
     if settings.allow_hybrid_unsafe:
         argv += ["--speculative-ddtree-allow-hybrid-unsafe"]
     return argv

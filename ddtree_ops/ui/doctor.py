@@ -11,7 +11,7 @@ from ddtree_ops.doctor import Finding, Level
 from ddtree_ops.doctor.visit import Visit
 from ddtree_ops.facts.gpu import Card
 from ddtree_ops.facts.memory import TOKENS, Compared
-from ddtree_ops.model import Mode
+from ddtree_ops.model import MAX_RECORDS_BUDGET, Mode
 from ddtree_ops.planner import GIB, Ask, MemoryPlan, largest_context, largest_running, plan_memory
 from ddtree_ops.ui.output import Output
 
@@ -78,12 +78,21 @@ def amount(row: Compared, value: int) -> str:
 
 
 def alternatives(ask: Ask) -> list[tuple[str, MemoryPlan, int, int]]:
-    """The same instance without speculation, with a chain and with trees of several budgets."""
+    """The same instance without speculation, with a chain and with trees of several budgets, for a hybrid target with
+    either way to keep their states.
+    """
     asks = [("ar", replace(ask, mode=Mode.AR))]
     if ask.drafter is not None:
         asks.append(("linear", replace(ask, mode=Mode.LINEAR)))
         budgets = sorted({*BUDGETS, ask.budget} if ask.mode is Mode.TREE else BUDGETS)
-        asks += [(f"tree {budget}", replace(ask, mode=Mode.TREE, budget=budget)) for budget in budgets]
+        trees = [(f"tree {budget}", replace(ask, mode=Mode.TREE, budget=budget)) for budget in budgets]
+        asks += [(name, replace(tree, states="snapshots")) for name, tree in trees]
+        if ask.target.hybrid:
+            asks += [
+                (f"{name}, records", replace(tree, states="records"))
+                for name, tree in trees
+                if tree.budget <= MAX_RECORDS_BUDGET
+            ]
     return [(name, plan_memory(each), largest_running(each), largest_context(each)) for name, each in asks]
 
 

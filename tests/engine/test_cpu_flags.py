@@ -64,8 +64,12 @@ def test_modes_and_numbers_resolve_as_the_plugin_resolves_them() -> None:
     )
     assert tree.ddtree == {
         "mode": "tree", "budget": 4, "topk_cap": 4, "keep_spine": False, "allow_hybrid_unsafe": False,
-        "block_size": 16, "verify_rows": 5, "hybrid_verdict": "the reference itself",
+        "block_size": 16, "verify_rows": 5, "hybrid_verdict": "the reference itself", "states": "snapshots",
     }  # fmt: skip
+    records = args.resolve([*MODEL, *SPEC, "DDTREE", "--speculative-ddtree-mode", "tree",
+                            "--speculative-ddtree-states", "records"])  # fmt: skip
+    assert records.ddtree is not None
+    assert records.ddtree["states"] == "records"
     assert tree.args["speculative_eagle_topk"] == 4
 
 

@@ -384,6 +384,25 @@ def test_a_tree_that_cannot_be_as_large_as_its_budget() -> None:
     assert ids(found(healthy(), chain.model_copy(update={"budget": 15}))) == []
 
 
+def test_trees_with_records_are_proven_by_themselves() -> None:
+    raw, kept = healthy(), settings(states="records", max_running_requests=1)
+    assert ids(found(raw, kept)) == ["unproven"]
+    raw["proofs"] = {"r.json": proof(states="records", engine=engine_rules().engine_digest(states="records"))}
+    assert ids(found(raw, kept)) == []
+    assert ids(found(raw, settings(max_running_requests=1))) == ["unproven"]
+
+
+def test_records_are_refused_where_the_kernels_are_not_written_for() -> None:
+    raw = healthy()
+    raw["models"][MODEL]["config"] = raw["models"][MODEL]["config"].replace(
+        '"linear_value_head_dim": 128', '"linear_value_head_dim": 96'
+    )
+    results = found(raw, settings(states="records", max_running_requests=1))
+    assert any("powers of two from 16, not 96" in f.seen for f in results if f.check.id == "backend")
+    results = found(raw, settings(max_running_requests=1))
+    assert "backend" not in ids(results)
+
+
 def test_a_tree_of_which_fewer_fit() -> None:
     results = found(healthy(), settings(budget=64, max_running_requests=8, extra_args=("--disable-radix-cache",)))
     assert ids(results) == ["memory-tight"]

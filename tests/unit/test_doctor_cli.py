@@ -113,6 +113,9 @@ def test_settings_can_be_tried_before_they_are_deployed() -> None:
     assert "does not fit" in shown.output
     assert "state snapshots" in shown.output
     assert "tree 32" in shown.output
+    kept = doctor("one:tree", "--budget", "64", "--states", "records", "--memory")
+    assert "state records" in kept.output
+    assert "does not fit" not in kept.output
 
 
 @pytest.mark.usefixtures("hosts")
@@ -136,4 +139,6 @@ def test_memory_for_programs() -> None:
     assert data["pairs"]["linear"]["fits"] is True
     memory = data["memory"]["linear"]
     assert memory["fits"] is False, "16 requests, the default, are too many for 96 GiB"
-    assert {row["mode"] for row in memory["alternatives"]} >= {"ar", "linear", "tree 32"}
+    rows = {row["mode"]: row for row in memory["alternatives"]}
+    assert rows.keys() >= {"ar", "linear", "tree 32", "tree 32, records"}
+    assert rows["tree 32, records"]["kv_tokens"] > rows["tree 32"]["kv_tokens"]

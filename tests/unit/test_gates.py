@@ -200,7 +200,8 @@ def info(**changes: Any) -> dict[str, Any]:
     for name, value in asked_flags(server_argv(SETTINGS, RELEASE)[3:]).items():
         if not name.startswith("speculative_ddtree"):
             told[name] = int(value) if str(value).isdigit() else value
-    block = {"mode": "tree", "budget": 32, "topk_cap": 4, "allow_hybrid_unsafe": False, "verify_rows": 33}
+    block = {"mode": "tree", "budget": 32, "topk_cap": 4, "allow_hybrid_unsafe": False, "verify_rows": 33,
+             "states": "snapshots"}  # fmt: skip
     told["internal_states"] = [{"ddtree": block, "effective_max_running_requests_per_dp": 16}]
     for key, value in changes.items():
         place = told["internal_states"][0] if key == "effective_max_running_requests_per_dp" else told
@@ -221,6 +222,7 @@ def test_a_server_that_did_as_asked_passes() -> None:
         ({"mode": "linear"}, "mode: asked for tree, resolved linear"),
         ({"topk_cap": 8}, "topk-cap: asked for 4, resolved 8"),
         ({"verify_rows": 16}, "verify-rows: asked for 33, resolved 16"),
+        ({"states": "records"}, "states: asked for snapshots, resolved records"),
         ({"speculative_algorithm": "DFLASH"}, "speculative-algorithm: asked for DDTREE, resolved DFLASH"),
         ({"model_path": "/other"}, "model-path: asked for /m, resolved /other"),
         ({"weight_version": "default"}, f"weight-version: asked for {RELEASE}, resolved default"),

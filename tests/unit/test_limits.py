@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from types import ModuleType
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
 from ddtree_ops.data import data_dir
 from ddtree_ops.lab.standin import settings as standin
-from ddtree_ops.model import MAX_BUDGET, MAX_TOPK_CAP, Mode, Settings, most_nodes
+from ddtree_ops.model import MAX_BUDGET, MAX_RECORDS_BUDGET, MAX_TOPK_CAP, Mode, Settings, States, most_nodes
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,13 @@ def theirs(engine: ModuleType, **size: int) -> bool:
 def test_the_inventory_takes_what_the_engine_takes_and_nothing_else(engine: ModuleType, name: str) -> None:
     around = range(-1, MAX_BUDGET + 20)
     assert [ours(**{name: value}) for value in around] == [theirs(engine, **{name: value}) for value in around]
+
+
+def test_records_are_kept_of_trees_as_wide_as_the_engine_says() -> None:
+    tree = ast.parse((data_dir("patches") / "sglang-ddtree/src/sglang_ddtree/states.py").read_text())
+    values = {ast.unparse(n.targets[0]): ast.unparse(n.value) for n in tree.body if isinstance(n, ast.Assign)}
+    assert values["MAX_BUDGET"] == str(MAX_RECORDS_BUDGET)
+    assert values["(SNAPSHOTS, RECORDS)"] == str(get_args(States))
 
 
 def test_the_stand_in_has_the_same_limits() -> None:

@@ -80,6 +80,16 @@ def test_modes_differ_in_speculation_only() -> None:
     assert argv(Mode.SHADOW_LINEAR) == ["shadow-linear" if word == "tree" else word for word in tree]
 
 
+def test_states_are_said_where_a_tree_keeps_records() -> None:
+    def flags(mode: Mode, states: str) -> list[str]:
+        return server_argv(changed(mode=mode, states=states), RELEASE)
+
+    tree = flags(Mode.TREE, "snapshots")
+    assert flags(Mode.TREE, "records") == [*tree, "--speculative-ddtree-states", "records"]
+    for mode in (Mode.AR, Mode.LINEAR, Mode.SHADOW_LINEAR):
+        assert flags(mode, "records") == flags(mode, "snapshots")
+
+
 def test_flags_are_those_of_sglang(sglang_flags: frozenset[str]) -> None:
     settings = changed(served_model_name="x", context_length=1, mem_fraction_static=0.5)
     ours = {word for word in server_argv(settings, RELEASE) if word.startswith("--")}

@@ -86,6 +86,7 @@ def test_a_pass_is_a_proof_and_the_pair_travels_once() -> None:
     argv = next(argv for argv in remote.ran if argv[0] == "env")
     assert "CUDA_VISIBLE_DEVICES=3" in argv, "one GPU is proven, not the instance's whole set"
     assert f"PYTHONPATH={HOST.root}/engines/{'e' * 12}/site" in argv
+    assert argv[-2:] == ["--states", "snapshots"]
     assert argv[argv.index("/venv/bin/python") :][:3] == ["/venv/bin/python", "-m", "sglang_ddtree.selftest"]
     sent = sum(argv[0] == "tar" for argv in remote.ran)
     run(remote)

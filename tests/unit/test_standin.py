@@ -58,6 +58,7 @@ def add_flags(parser):
     group.add_argument("--speculative-ddtree-budget", type=int, default=None)
     group.add_argument("--speculative-ddtree-topk-cap", type=int, default=None)
     group.add_argument("--speculative-ddtree-allow-hybrid-unsafe", action="store_true", default=None)
+    group.add_argument("--speculative-ddtree-states", choices=states.CHOICES, default=None)
 """
 
 
@@ -214,7 +215,8 @@ def test_it_says_what_it_is_wherever_it_is_asked(start: Start) -> None:
 
 
 def test_paths_status_codes_and_metrics(start: Start) -> None:
-    server = start(*TREE, "--enable-metrics", "--weight-version", "r1", "--served-model-name", "q").up()
+    kept = ("--speculative-ddtree-states", "records")
+    server = start(*TREE, *kept, "--enable-metrics", "--weight-version", "r1", "--served-model-name", "q").up()
     before = time.monotonic()
     assert server.get("/health")[0] == 200
     assert time.monotonic() - before >= 1.0
@@ -235,6 +237,7 @@ def test_paths_status_codes_and_metrics(start: Start) -> None:
     assert state["ddtree"] == {
         "mode": "tree", "budget": 32, "topk_cap": 8, "allow_hybrid_unsafe": False, "keep_spine": False,
         "block_size": 16, "verify_rows": 33, "hybrid_verdict": "proven by the stand-in's word", "rounds": 3,
+        "states": "records",
     }  # fmt: skip
     assert server.get("/nope")[0] == 404
     assert server.get("/generate", {"sampling_params": {}})[0] == 400

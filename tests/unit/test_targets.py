@@ -91,6 +91,7 @@ def test_more_than_one_instance_and_no_default() -> None:
         ("ct200", {"budget": -1}, "budget -1 is out of range"),
         ("ct200", {"budget": 256}, "budget 256 is out of range"),
         ("ct200", {"topk_cap": 0}, "topk_cap 0 is out of range"),
+        ("ct200", {"states": "rings"}, "states 'rings' is neither 'snapshots' nor 'records'"),
         ("ct200", {"gpus": (8,)}, "GPU 8 is out of range: the host has 8 (0 to 7)"),
         ("ct200", {"gpus": (0,)}, "GPU 0 is already instance linear's"),
         ("ct200", {"port": 30000}, "port 30000 is already instance linear's"),
@@ -121,6 +122,14 @@ def test_topk_cap_above_budget_is_capped_and_said() -> None:
 def test_a_budget_without_a_tree_is_said() -> None:
     selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.LINEAR, budget=8))
     assert "--budget 8 has no effect in mode linear" in selection.notices[-1]
+
+
+def test_how_states_are_kept_is_an_option_of_trees() -> None:
+    [target] = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.TREE, states="records")).targets
+    assert target.settings.states == "records"
+    selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.SHADOW_LINEAR, states="records"))
+    assert "--states records has no effect in mode shadow-linear" in selection.notices[-1]
+    assert refused("ct200", mode=Mode.TREE, states="records", budget=65).found == "states as records with budget 65"
 
 
 def test_one_target() -> None:

@@ -73,6 +73,7 @@ def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speculative-ddtree-keep-spine", action="store_true", default=None)
     parser.add_argument("--speculative-ddtree-allow-hybrid-unsafe", action="store_true", default=None)
     parser.add_argument("--speculative-ddtree-proofs-dir")
+    parser.add_argument("--speculative-ddtree-states", choices=("snapshots", "records"))
 
 
 def human_readable_int(text: str) -> int:
@@ -155,6 +156,7 @@ def _public(mode: Mode, block: int, space: argparse.Namespace) -> dict[str, Any]
         "block_size": block,
         "verify_rows": mode.budget + 1 if mode.name == "tree" else block,
         "hybrid_verdict": "the reference itself" if mode.name == "tree" else "",
+        "states": (space.speculative_ddtree_states if mode.name == "tree" else None) or "snapshots",
     }
 
 
