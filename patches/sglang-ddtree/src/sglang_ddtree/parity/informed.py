@@ -63,7 +63,7 @@ def install(length: int = 8192) -> None:
         worker.DDTreeWorker._draft_tail,
         worker.DDTreeWorker._tree_round,
     )
-    plain_allocate = worker.DDTreeWorker._allocate
+    plain_allocate, plain_draft = worker.DDTreeWorker._allocate, worker.DDTreeWorker._draft
 
     def allocate(self: Any) -> None:
         plain_allocate(self)
@@ -74,6 +74,10 @@ def install(length: int = 8192) -> None:
         current["of"] = (self.informant, forward_batch.req_pool_indices, forward_batch.positions.view(-1, block)[:, 0])
         plain_tail(self, runner, out, forward_batch, tokens)
 
+    def draft(self: Any, batch: Any, rows: int) -> torch.Tensor:
+        current["of"] = (self.informant, batch.req_pool_indices, batch.seq_lens)  # read where no graph ran
+        return plain_draft(self, batch, rows)
+
     def topk(logits: torch.Tensor, *rest: Any, **kwargs: Any) -> None:
         informant, slots, lengths = current["of"]
         plain_topk(informant.sharpen(logits, slots, lengths), *rest, **kwargs)
@@ -83,4 +87,5 @@ def install(length: int = 8192) -> None:
         return plain_round(self, batch, *rest)
 
     head.draft_topk, worker.DDTreeWorker._draft_tail = topk, tail
+    worker.DDTreeWorker._draft = draft
     worker.DDTreeWorker._allocate, worker.DDTreeWorker._tree_round = allocate, told_round

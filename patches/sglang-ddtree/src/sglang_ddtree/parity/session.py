@@ -119,12 +119,13 @@ class Session:
 
     def run(self, asks: list[Ask]) -> list[Answer]:
         """Serve all requests together, as far as the scheduler admits them; returns when it is idle."""
-        torch.cuda.synchronize()  # each run of the loop takes a stream of its own
+        device = torch.get_device_module(self.server_args.device)
+        device.synchronize()  # each run of the loop takes a stream of its own
         start = time.perf_counter()
         names = [self._submit(ask) for ask in asks]
         with contextlib.suppress(Idle):
             self.scheduler.run_event_loop()
-        torch.cuda.synchronize()
+        device.synchronize()
         took = time.perf_counter() - start
         return [self._answer(name, took) for name in names]
 

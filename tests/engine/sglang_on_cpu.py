@@ -1,0 +1,207 @@
+"""Arms of the real engine on a CPU: `python -m sglang_on_cpu SPEC.json OUT.json [SPEC OUT ..]`.
+
+SGLang is imported once; each arm is a fork of it, since a scheduler leaves global state behind. A spec is that of
+`sglang_ddtree.parity.arm`, with "fault": a name of FAULTS or null. Triton runs every kernel in its interpreter;
+what follows stands where SGLang asks for a GPU or for a package that only a GPU needs, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision_stub
+
+STATE_SCATTERS = ("fused_mamba_state_scatter_with_mask", "fused_conv_window_scatter_with_mask")
+
+
+def prepare() -> None:
+    """Import SGLang with the plugin and put the stand-ins in, before any arm is built."""
+    torchvision_stub.install()
+    stand_in_for_the_device()
+    quicken_interpreter()
+    late_bound_math()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.kernels.ops.attention.fla import layernorm_gated
+    from sglang.kernels.ops.mamba import mamba_state_scatter_triton as scatter
+    from sglang.srt.layers.rotary_embedding import base
+    from sglang.srt.managers import scheduler  # noqa: F401  so that the arms need not import it again
+    from sglang.srt.models import registry  # noqa: F401
+    from sglang.srt.speculative import dflash_worker_v2
+
+    base._is_cpu = True  # else rotary embeddings import another package's kernel, which native layers never call
+    layernorm_gated._get_sm_count = lambda _device: 1  # only sizes the launch grid
+    dflash_worker_v2.is_cuda = lambda: True  # take the paths of Triton kernels, as on a GPU
+    for name in STATE_SCATTERS:
+        setattr(scatter, name, with_gpu_tensors(getattr(scatter, name)))
+    admit_dflash()
+
+
+def stand_in_for_the_device() -> None:
+    torch.cpu.device = lambda _index: contextlib.nullcontext()  # entered around launches
+    torch.Tensor.record_stream = lambda *_: None  # there are no streams to record
+    for name in ("zeros", "empty"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+
+
+def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The pool of recurrent states names the device cuda itself."""
+
+    def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        return make(*args, device="cpu" if str(device).startswith("cuda") else device, **kwargs)
+
+    return made
+
+
+def quicken_interpreter() -> None:
+    """Leave out what the interpreter repeats at every launch and operation: a third of the time, and no result."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    np_dtype = interpreter._get_np_dtype
+    np_scalar, names = functools.cache(np_dtype), functools.cache(dir)
+
+    def get_np_dtype(kind: Any) -> Any:
+        return np_scalar(kind) if type(kind) is tl.dtype else np_dtype(kind)
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        for name in names(package):
+            member = getattr(package, name)
+            if tl.core.is_builtin(member):
+                interpreter._patch_attr(package, name, member, builder, scope)
+
+    interpreter._get_np_dtype, interpreter._patch_builtin = get_np_dtype, patch_builtin
+    options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options  # else each sum of integers is computed twice, as int64 too
+
+
+def late_bound_math() -> None:
+    """SGLang binds `exp = tl.exp` on import; the interpreter puts its own functions into `tl` at each launch."""
+    import triton.language as tl
+    from sglang.kernels.ops.attention.fla import op
+
+    for name in ("exp", "exp2", "log", "log2"):
+        setattr(op, name, lambda x, name=name: getattr(tl, name)(x))
+
+
+def with_gpu_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The commit of recurrent states asks its tensors whether they are a GPU's, then launches a Triton kernel."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        torch.Tensor.is_cuda = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            del torch.Tensor.is_cuda
+
+    return called
+
+
+def admit_dflash() -> None:
+    """SGLang admits DFLASH on GPUs only; nothing else in this function looks at the device."""
+    from sglang.srt.arg_groups import speculative_hook
+
+    original = speculative_hook._handle_dflash
+
+    def handle(server_args: Any) -> None:
+        server_args.device = "cuda"
+        try:
+            original(server_args)
+        finally:
+            server_args.device = "cpu"
+
+    speculative_hook._handle_dflash = handle
+
+
+def commit_of_the_root() -> None:
+    """Recurrent states stay behind the root, whatever was accepted."""
+    from sglang_ddtree import worker
+
+    original = worker.commit_mamba_states_after_verify
+
+    def commit(target: Any, batch: Any, lengths: torch.Tensor, *rest: Any) -> Any:
+        return original(target, batch, torch.ones_like(lengths), *rest)
+
+    worker.commit_mamba_states_after_verify = commit
+
+
+def rows_in_a_chain() -> None:
+    """Each row of the tree continues the recurrent state of the row before it: a sibling that of its sibling."""
+    from sglang_ddtree import info
+
+    original = info.verify_input
+
+    def verify_input(resolved: Any, *, next_token: Any, next_sibling: Any, **rest: Any) -> Any:
+        if next_token is not None:
+            chain = torch.arange(1, next_token.shape[1] + 1).to(next_token).repeat(len(next_token), 1)
+            chain[:, -1] = -1
+            next_token, next_sibling = chain, torch.full_like(next_sibling, -1)
+        return original(resolved, next_token=next_token, next_sibling=next_sibling, **rest)
+
+    info.verify_input = verify_input
+
+
+def keys_left_in_place() -> None:
+    """Keys and values of an accepted path stay in the slots of their rows."""
+    from sglang_ddtree.worker import DDTreeWorker
+
+    original = DDTreeWorker._commit
+
+    def commit(self: Any, accept: Any, slots: torch.Tensor, *rest: Any) -> None:
+        accept.src_slots.copy_(accept.tgt_slots)
+        original(self, accept, slots, *rest)
+
+    DDTreeWorker._commit = commit
+
+
+FAULTS = {fault.__name__: fault for fault in (commit_of_the_root, rows_in_a_chain, keys_left_in_place)}
+
+
+def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, together: bool = False) -> dict[str, Any]:
+    """`tokens` with a drafter that knows the answers: those of the first job of an arm that ran before, by its file."""
+    from sglang_ddtree.parity.jobs import tokens
+
+    lines = json.loads(Path(answers).read_text())["results"][0]["ids"]
+    known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asks, lines, strict=True)}
+    session.worker.informant.known = known
+    return tokens(session, asks=asks, together=together)
+
+
+def arm(spec: str, out: str) -> int:
+    from sglang_ddtree.parity import arm, jobs
+
+    jobs.JOBS["told_tokens"] = told_tokens
+    fault = json.loads(Path(spec).read_text())["fault"]
+    if fault is not None:
+        FAULTS[fault]()
+    return arm.main(spec, out)
+
+
+def main(paths: list[str]) -> None:
+    prepare()
+    for spec, out in zip(paths[::2], paths[1::2], strict=True):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = arm(spec, out)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)  # the scheduler's daemon threads would hold the process
+        os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
