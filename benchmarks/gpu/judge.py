@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from benchmarks.engine.summary import cells
 
 REASONS = 12  # the first ones are told; the files have all
 
@@ -129,11 +131,11 @@ def server(outcome: Outcome) -> Verdict:
 
 
 def benchmark(outcome: Outcome) -> Verdict:
-    """Parity of all arms, and the blocks."""
+    """Parity of all arms, and the figures of each; the stage's own file has every answer."""
     found = read(outcome.folder / "result.json")
     wrong = [f"{one['arm']}: {len(one['wrong'])} answers differ" for one in found["parity"] if one["wrong"]]
     result = {key: found[key] for key in ("grid", "asked", "baseline", "parity", "trees", "prompt_set")}
-    result["blocks"] = [{**block, "samples": len(block["samples"])} for block in found["blocks"]]
+    result["cells"] = [asdict(one) for one in cells(found)]
     if not wrong and found["grid"] != found["asked"]:
         return Verdict("cut", [f"of {found['asked']} only {found['grid']} was measured"], result)
     return ended(outcome, wrong, result)

@@ -1,6 +1,6 @@
 """The engine's kernels on a real GPU: parity, graph capture, no host sync, pools beyond 2^31 elements.
 
-Needs torch, triton and numpy alone: PYTHONPATH=patches/sglang-ddtree/src pytest tests/gpu/test_kernels_gpu.py
+Needs torch, triton, numpy and pytest alone; docs/engine.md has the command line.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.at += seconds
+        assert self.at < 5000, "the run does not end"
 
 
 @dataclass
@@ -251,6 +253,14 @@ def test_every_stage_has_a_judge_and_a_place_of_its_own() -> None:
         files = [word for word in one.argv if word.endswith(".py")]
         assert all((ROOT / file).is_file() for file in files)
         assert any(word.startswith((f"/w/{one.name}", f"--junitxml=/w/{one.name}/")) for word in one.argv)
+
+
+def test_the_documentation_lists_every_stage() -> None:
+    text = (ROOT / "docs/engine.md").read_text().split("### What is not shown yet")[1].split("\n### ")[0]
+    cells = [line.split(" | ")[0] for line in text.splitlines() if line.startswith("| `")]
+    listed = [name for cell in cells for name in re.findall(r"`([a-z-]+)`", cell)]
+    known = names(stages(Setting("python", Path("/w"), 16)))
+    assert sorted(listed) == sorted(known)
 
 
 HANGS = """

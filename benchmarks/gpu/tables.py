@@ -1,0 +1,223 @@
+"""From a session's report to the tables of a page: pure functions, one for each marked part.
+
+A part stands between `<!-- gpu-NAME -->` and `<!-- /gpu-NAME -->`; what is around it is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+Report = dict[str, Any]
+STAGES_US = ("draft", "head", "build", "verify", "commit", "gaps")
+PARITY = ("parity-records", "parity", "parity-rest")
+COSTS = ("costs", "costs-of-eight")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table; None is an empty cell, a number stands as it is."""
+    lines = [f"| {' | '.join(heads)} |", "| " + " | ".join("---" for _ in heads) + " |"]
+    lines += [
+        "| " + " | ".join("" if cell is None else str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def result(report: Report, name: str) -> Any:
+    """What a stage found, None if it did not get so far."""
+    return report["stages"].get(name, {}).get("result")
+
+
+def rows_of(report: Report, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the parity suite over several stages; an arm that stands in two of them is told once."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for row in result(report, name) or []:
+            found.setdefault(row["arm"], row)
+    return list(found.values())
+
+
+def host(report: Report) -> str:
+    facts, about = result(report, "host"), report["about"]
+    if not facts:
+        return "Where this was taken is not known: the stage `host` did not run."
+    packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items() if version)
+    gpu = facts["smi"][0] if facts["smi"] else facts["torch"].get("gpu")
+    return (
+        f"{gpu}; Python {facts['python']}, CUDA {facts['torch'].get('cuda')}, {packages}, with "
+        f"{len(about.get('patches', []))} patches. Commit {about.get('commit') or 'unknown'}, "
+        f"sources {about['sources'][:16]}. Command: `{about['command']}`."
+    )
+
+
+def stages(report: Report) -> str:
+    return table(
+        ["stage", "verdict", "seconds", "what it is about", "reasons"],
+        (
+            (name, one["status"], one.get("seconds"), one["why"], "; ".join(one["reasons"][:4]))
+            for name, one in report["stages"].items()
+        ),
+    )
+
+
+def verdict(row: dict[str, Any], good: str) -> str:
+    if not row["wrong"]:
+        return good
+    return ("not run to its end: " if row.get("late") else "**wrong**: ") + "; ".join(row["wrong"])[:160]
+
+
+def parity(report: Report) -> str:
+    """Each arm against plain decoding."""
+    return table(
+        ["arm", "states", "dtype", "verdict", "accept length", "informed", "off spine"],
+        (
+            (row["arm"], row.get("states") if row["kind"] == "tree" else None, row["dtype"], verdict(row, "equal"),
+             row.get("accept_length"), ", ".join(map(str, row.get("informed", {}).get("accept_length", []))),
+             row.get("off_spine"))
+            for row in rows_of(report, PARITY) if "dtype" in row
+        ),
+    )  # fmt: skip
+
+
+def laws(report: Report) -> str:
+    """Every recorded node against a prefill of its own path."""
+    return table(
+        ["arm", "nodes", "with an elder sibling", "largest difference", "verdict"],
+        (
+            (row["arm"], *([row["laws"][key] for key in ("nodes", "nodes_with_elder_sibling")] if "laws" in row else
+                           (None, None)),
+             f"{row['laws']['max_error']:.5f}" if "laws" in row else None, verdict(row, "holds"))
+            for row in rows_of(report, PARITY) if row["kind"] == "oracle"
+        ),
+    )  # fmt: skip
+
+
+def ties(report: Report) -> str:
+    """In bfloat16: how near to a tie the tokens were at which an arm left plain decoding."""
+
+    def line(row: dict[str, Any]) -> tuple[Any, ...]:
+        gaps = [one["gap"] for one in row["differences"] if "gap" in one]
+        return row["arm"], len(row["differences"]), max(gaps, default=None), verdict(row, "near ties")
+
+    return table(["arm", "requests that differ", "largest gap, nats", "verdict"],
+                 (line(row) for row in rows_of(report, PARITY) if row["kind"] == "ties"))  # fmt: skip
+
+
+def figures(row: dict[str, Any], job: str) -> dict[int, dict[str, Any]]:
+    """What an arm measured, by batch."""
+    return {one["batch"]: one for one in row.get("measured", []) if one["job"] == job}
+
+
+def cost_rows(report: Report) -> Iterable[tuple[Any, ...]]:
+    rows = [row for row in rows_of(report, COSTS) if "dtype" in row]
+    linear: dict[tuple[str, int], float] = {}
+    for row in rows:
+        for batch, one in figures(row, "timed").items():
+            if row["kind"] == "linear":
+                linear[(row["arm"].partition("/")[0], batch)] = one["ms_per_round"]
+    for row in rows:
+        target = row["arm"].partition("/")[0]
+        profiles = figures(row, "profiled")
+        for batch, one in figures(row, "timed").items():
+            base = linear.get((target, batch))
+            split = (profiles.get(batch) or {}).get("stages_us")
+            spread = one["spread_ms"]
+            wide = 1 if row["kind"] == "ar" else 16 if row["kind"] == "linear" else row["budget"] + 1
+            yield (
+                row["arm"], batch, wide, f"{one['ms_per_round']:.2f}", f"{min(spread):.2f} to {max(spread):.2f}",
+                f"{one['ms_per_round'] / base:.2f}" if base else None,
+                *((f"{split[stage]:,.0f}" for stage in STAGES_US) if split else [None] * len(STAGES_US)),
+            )  # fmt: skip
+        if not figures(row, "timed"):
+            yield (row["arm"], None, None, verdict(row, "nothing"), *[None] * (2 + len(STAGES_US)))
+
+
+def costs(report: Report) -> str:
+    """Milliseconds of a round; and microseconds of its stages on the GPU, from a profile, which slows the host."""
+    heads = ["arm", "requests", "rows", "ms a round", "samples", "against linear", *(f"{s}, µs" for s in STAGES_US)]
+    return table(heads, cost_rows(report))
+
+
+def kernels(report: Report) -> str:
+    found = result(report, "kernel-times")
+    lines = found["kernels"] if found else []
+    return table(
+        ["kernel", "requests", "rows", "µs", "bound, µs", "torch, µs"],
+        (
+            (" ".join(filter(None, [one["kernel"], one.get("state")])), one.get("batch"), one.get("rows"), one["us"],
+             one["bound_us"], one.get("torch_us"))
+            for one in lines
+        ),
+    )  # fmt: skip
+
+
+def benchmark(report: Report) -> str:
+    found = result(report, "benchmark")
+
+    def line(cell: dict[str, Any]) -> tuple[Any, ...]:
+        ratio = cell["speedup"]
+        return (
+            cell["arm"], f"{cell['temperature']:g}", cell["concurrency"], f"{cell['user_tok_s']:.0f}",
+            f"{cell['total_tok_s']:.0f}", f"{cell['round_ms']:.2f}" if cell["round_ms"] else None,
+            f"{cell['accept_length']:.2f}" if cell["accept_length"] else None,
+            f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else None,
+        )  # fmt: skip
+
+    heads = ["arm", "temperature", "clients", "tok/s a client", "tok/s in all", "ms a round", "accept length"]
+    return table(
+        [*heads, f"against {found['baseline'] if found else 'linear'}"], map(line, found["cells"] if found else [])
+    )
+
+
+def memory(report: Report) -> str:
+    """What the servers' logs say about memory on the way up."""
+    lines = [line for name in ("server", "server-records") for line in (result(report, name) or {}).get("memory", [])]
+    return "\n".join(["```", *lines, "```"])
+
+
+PARTS: dict[str, Callable[[Report], str]] = {
+    "host": host,
+    "stages": stages,
+    "parity": parity,
+    "laws": laws,
+    "ties": ties,
+    "costs": costs,
+    "kernels": kernels,
+    "benchmark": benchmark,
+    "memory": memory,
+}
+TITLES = {
+    "host": "Where", "stages": "Stages", "parity": "Parity", "laws": "Every node's law", "ties": "Ties in bfloat16",
+    "costs": "Cost of a round", "kernels": "Kernels", "benchmark": "The pair over HTTP", "memory": "Memory",
+}  # fmt: skip
+
+
+def blank() -> str:
+    """A page with every part, empty."""
+    parts = "\n\n".join(f"## {TITLES[name]}\n\n<!-- gpu-{name} -->\n<!-- /gpu-{name} -->" for name in PARTS)
+    return f"# A session on a GPU\n\nMade by `python -m benchmarks.gpu.collect`; the data lies beside it.\n\n{parts}\n"
+
+
+def fill(page: str, report: Report) -> str:
+    """The page with every marked part replaced. Raises ValueError for a mark of no known part."""
+    for name in re.findall(r"<!-- gpu-([\w-]+) -->", page):
+        if name not in PARTS:
+            raise ValueError(f"the page has a part gpu-{name}; there are {', '.join(PARTS)}")
+        whole = re.compile(rf"<!-- gpu-{name} -->\n.*?<!-- /gpu-{name} -->", re.DOTALL)
+        if whole.search(page) is None:
+            raise ValueError(f"the part gpu-{name} has no end: write <!-- /gpu-{name} --> behind it")
+        text = f"<!-- gpu-{name} -->\n{PARTS[name](report)}\n<!-- /gpu-{name} -->"
+        page = whole.sub(lambda _match, text=text: text, page)  # type: ignore[misc]
+    return page
+
+
+def trimmed(report: Report) -> Report:
+    """The report without profiles' timelines, which stay in the archive of answers."""
+
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: strip(inner) for key, inner in value.items() if key not in ("timeline", "names")}
+        return [strip(inner) for inner in value] if isinstance(value, list) else value
+
+    return strip(report)  # type: ignore[no-any-return]
