@@ -54,10 +54,14 @@ def commit() -> str:
 
 
 def environment(site: Path) -> dict[str, str]:
-    """The stages' own: overlay and plugin first, then this repository, then what the caller has."""
+    """The stages' own: overlay and plugin first, then this repository, then what the caller has. `python3`, by which
+    the benchmark's file starts its servers, is this interpreter's.
+    """
     first = [str(site), str(ROOT / "patches/sglang-ddtree/src"), str(ROOT)]
     path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH", "")])])
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    own = {"PYTHONPATH": path, "PATH": programs, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **own}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -331,6 +331,14 @@ def test_a_wrong_name_and_a_host_without_sglang_are_refused(
     assert "this Python has no sglang" in capsys.readouterr().err
 
 
+def test_stages_see_the_overlay_first_and_this_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/opt/host")
+    found = command.environment(Path("/w/site"))
+    first, *_, last = found["PYTHONPATH"].split(os.pathsep)
+    assert (first, last) == ("/w/site", "/opt/host")
+    assert found["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
 def test_the_digest_follows_the_sources(tmp_path: Path) -> None:
     for folder in command.SOURCES:
         (tmp_path / folder).mkdir(parents=True)
