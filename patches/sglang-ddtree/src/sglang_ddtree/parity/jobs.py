@@ -263,7 +263,7 @@ def profiled(session: Session, *, vocab: int, batch: int, new: int, top: int = 4
     kernels = [
         split.Kernel(event.name, event.time_range.start, event.time_range.end, int(event.id))
         for event in seen.events()
-        if event.device_type == cuda
+        if event.device_type == cuda and not getattr(event, "is_user_annotation", False)  # a range spans its kernels
     ]
     return {"batch": batch, "rounds": rounds, **by_kernel(kernels, rounds, top), **by_stage(kernels)}
 
