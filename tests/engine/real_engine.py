@@ -28,7 +28,7 @@ PLUGIN = REPOSITORY / "patches/sglang-ddtree/src"
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY), str(PLUGIN)]
 
-from sglang_ddtree.parity import float32, models  # noqa: E402
+from sglang_ddtree.parity import checkpoint, float32, models  # noqa: E402
 from sglang_ddtree.parity.jobs_data import prompts  # noqa: E402
 
 BLOCK = 5
@@ -57,6 +57,8 @@ MODELS = {
     "dense": {**models.dense(), **_SMALL, "num_hidden_layers": LAYERS},
     "drafter": models.drafter(1, (0, 1), LAYERS, **_SMALL, block_size=BLOCK),
 }
+# SGLang pads vocabularies to 64 tokens a rank at least: the second of two ranks has 16 of these, and padding.
+MODELS["hybrid-80"] = {**MODELS["hybrid"], "vocab_size": 80}
 
 
 def overlay(source: Path, cache: Path) -> Path:
@@ -95,7 +97,10 @@ def overlay(source: Path, cache: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One server. kind: ar, dflash, linear, shadow-linear or tree; fault: one of sglang_on_cpu.FAULTS, put in."""
+    """One server. kind: ar, dflash, linear, shadow-linear or tree; fault: one of sglang_on_cpu.FAULTS, put in.
+
+    tp: ranks. saved: weights from a checkpoint, which ranks cut, instead of a draw in place, which they cannot share.
+    """
 
     kind: str
     jobs: tuple[dict[str, Any], ...]
@@ -107,11 +112,22 @@ class Arm:
     seeded: bool = False
     fault: str | None = None
     extra: tuple[str, ...] = ()
+    tp: int = 1
+    saved: bool = False
 
     def argv(self, folder: Path) -> list[str]:
         """Arguments of sglang.launch_server; `folder` holds the models' configurations."""
         args = ["--device", "cpu", "--model-path", str(folder / self.target), "--skip-tokenizer-init"]
-        args += ["--load-format", "dummy", "--dtype", "float32", "--attention-backend", "triton"]
+        args += [
+            "--load-format",
+            "auto" if self.saved else "dummy",
+            "--tp-size",
+            str(self.tp),
+            "--dtype",
+            "float32",
+            "--attention-backend",
+            "triton",
+        ]
         args += ["--sampling-backend", "pytorch", "--grammar-backend", "none", "--page-size", "1"]
         args += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
         args += ["--disable-overlap-schedule", "--disable-radix-cache", "--random-seed", "7", "--log-level", "warning"]
@@ -131,11 +147,12 @@ class Arm:
         return {
             "argv": self.argv(folder),
             "jobs": list(self.jobs),
-            "seed": 1,
+            "seed": None if self.saved else 1,
             "float32": True,
             "informed": self.informed and self.kind == "tree",
             "late_seeds": self.seeded,
             "fault": self.fault,
+            "tp": self.tp,
         }
 
 
@@ -153,11 +170,15 @@ def run(arms: dict[str, Arm], site: Path, folder: Path, limit: float = 480) -> d
     for name, config in MODELS.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "config.json").write_text(json.dumps(config))
+    for name in {name for arm in arms.values() if arm.saved for name in (arm.target, "drafter")}:
+        checkpoint.write(folder / name, MODELS[name], 1)
     pairs = []
     for name, arm in arms.items():
         spec, out = folder / f"{name}.spec.json", folder / f"{name}.out.json"
-        spec.write_text(json.dumps(arm.spec(folder)))
-        out.unlink(missing_ok=True)
+        store = folder / f"{name}.store"
+        spec.write_text(json.dumps({**arm.spec(folder), "store": str(store)}))
+        for file in (out, store):
+            file.unlink(missing_ok=True)
         pairs += [str(spec), str(out)]
     _serve(pairs, site, folder, limit)
     results = {}

@@ -1,8 +1,9 @@
 """Arms of the real engine on a CPU: `python -m sglang_on_cpu SPEC.json OUT.json [SPEC OUT ..]`.
 
 SGLang is imported once; each arm is a fork of it, since a scheduler leaves global state behind. A spec is that of
-`sglang_ddtree.parity.arm`, with "fault": a name of FAULTS or null. Triton runs every kernel in its interpreter;
-what follows stands where SGLang asks for a GPU or for a package that only a GPU needs, and nowhere else.
+`sglang_ddtree.parity.arm`, with "fault": a name of FAULTS or null, and "tp": as many forks, which talk over gloo.
+Triton runs every kernel in its interpreter; what follows stands where SGLang asks for a GPU or for a package that
+only a GPU needs, and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import functools
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -177,30 +179,50 @@ def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, toget
     return tokens(session, asks=asks, together=together)
 
 
-def arm(spec: str, out: str) -> int:
+def among_ranks(ranks: int) -> None:
+    """What SGLang's groups ask of a CPU beyond gloo."""
+    from sglang.srt.distributed.parallel_state import GroupCoordinator
+
+    os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join("0" * ranks)  # for a package that is not installed
+    # The operator in front of it, for compiled graphs, is registered for GPUs.
+    GroupCoordinator.all_gather_into_tensor = GroupCoordinator._all_gather_into_tensor
+
+
+def arm(spec: str, out: str, rank: int = 0) -> int:
     from sglang_ddtree.parity import arm, jobs
 
     jobs.JOBS["told_tokens"] = told_tokens
-    fault = json.loads(Path(spec).read_text())["fault"]
-    if fault is not None:
-        FAULTS[fault]()
-    return arm.main(spec, out)
+    given = json.loads(Path(spec).read_text())
+    if given["fault"] is not None:
+        FAULTS[given["fault"]]()
+    if given["tp"] > 1:
+        among_ranks(given["tp"])
+    return arm.main(spec, f"{out}.{rank}" if rank else out, rank)
+
+
+def forked(spec: str, out: str, rank: int) -> int:
+    """The process of an arm, or of one of its ranks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        code = arm(spec, out, rank)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # the scheduler's daemon threads would hold the process
 
 
 def main(paths: list[str]) -> None:
     prepare()
     for spec, out in zip(paths[::2], paths[1::2], strict=True):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                code = arm(spec, out)
-            finally:
-                sys.stdout.flush()
-                os._exit(code)  # the scheduler's daemon threads would hold the process
-        os.waitpid(child, 0)
+        left = {forked(spec, out, rank) for rank in range(json.loads(Path(spec).read_text())["tp"])}
+        while left:
+            ended, status = os.wait()
+            left.discard(ended)
+            for other in left if status else ():
+                os.kill(other, signal.SIGKILL)  # it would wait for the rank that failed
 
 
 if __name__ == "__main__":

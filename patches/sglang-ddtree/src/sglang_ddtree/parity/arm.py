@@ -1,10 +1,12 @@
-"""One arm of the suite in a process of its own: `python -m sglang_ddtree.parity.arm SPEC.json OUT.json`.
+"""One arm of the suite in a process of its own: `python -m sglang_ddtree.parity.arm SPEC.json OUT.json [RANK]`.
 
 SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "seed": 1 or null (keep the weights),
 "float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null, "places": 5,
-"memory": [shares, of]}.
+"memory": [shares, of], "tp": 1, "store": PATH or null}.
 OUT: {"ok": true, "start_s": ..., "states": "snapshots" or "records", "results": [...]}
 or {"ok": false, "error": traceback}.
+With tp above 1 the arm is as many processes, told their rank, that find each other through the file `store`, which must
+not be there yet. All do the jobs; OUT then has `rounds`, a sum of each tree round, in which ranks must agree.
 Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves:
 an arm that has such jobs loads in a place, too, lest its weights disturb another one's clock. Where weights of several
 arms do not fit side by side, an arm takes its shares of the memory once it has imported, and keeps them to its end.
@@ -95,8 +97,10 @@ def kept_states(session: Any) -> str:
     return states.SNAPSHOTS if records.of_pool(pool) is None else states.RECORDS
 
 
-def run(spec: dict[str, Any]) -> dict[str, Any]:
+def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     start = time.perf_counter()
+    if spec.get("tp", 1) > 1:
+        os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file://{spec['store']}"
     from sglang_ddtree.parity.session import Session, import_sglang
 
     import_sglang()  # half a minute on the CPU, best spent while others have the GPU's memory
@@ -112,18 +116,30 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         install()
     if spec.get("extra_buffer"):
         cache_states_of_text_models()
-    lock, places = spec.get("gpu_lock"), spec.get("places", PLACES)
+    timed = any(entry["job"] in EXCLUSIVE for entry in spec["jobs"])
+    sums = watched(spec, timed)
+    lock = spec.get("gpu_lock") if rank == 0 else None  # the others wait for rank 0 wherever it waits
+    places = spec.get("places", PLACES)
     with memory(lock, *spec.get("memory", (0, 1))):
-        timed = any(entry["job"] in EXCLUSIVE for entry in spec["jobs"])
         with turn(lock if timed else None, places):
             begin = time.perf_counter()
-            session = Session(spec["argv"])
+            session = Session(spec["argv"], rank)
         if spec.get("late_seeds"):
             seeds_after_start()
         now = time.perf_counter()
         results = [answered(session, dict(entry), lock, places) for entry in spec["jobs"]]
     took = {"start_s": round(now - start, 1), "load_s": round(now - begin, 1)}
-    return {"ok": True, **took, "states": kept_states(session), "results": results}
+    rounds = {} if sums is None else {"rounds": [int(one) for one in sums]}
+    return {"ok": True, **took, "states": kept_states(session), "results": results, **rounds}
+
+
+def watched(spec: dict[str, Any], timed: bool) -> list[Any] | None:
+    """Where each tree round leaves its sum; None on one GPU, and where time is measured."""
+    if spec.get("tp", 1) == 1:
+        return None
+    from sglang_ddtree.parity.agreement import watch
+
+    return [] if timed else watch()
 
 
 def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int) -> dict[str, Any]:
@@ -138,11 +154,11 @@ def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int)
         return {"job": job.__name__, **found, "took_s": round(time.perf_counter() - begin, 2)}
 
 
-def main(spec_path: str, out_path: str) -> int:
+def main(spec_path: str, out_path: str, rank: int = 0) -> int:
     spec = json.loads(Path(spec_path).read_text())
     os.environ.update(spec.get("environ", {}))
     try:
-        result = run(spec)
+        result = run(spec, rank)
     except BaseException:  # noqa: BLE001  the suite reads the traceback; nobody watches this process
         result = {"ok": False, "error": traceback.format_exc()}
     Path(out_path).write_text(json.dumps(result))
@@ -150,6 +166,6 @@ def main(spec_path: str, out_path: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1], sys.argv[2])
+    code = main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:4]))
     sys.stdout.flush()
     os._exit(code)  # the scheduler's daemon threads would hold the process

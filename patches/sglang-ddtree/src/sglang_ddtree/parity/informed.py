@@ -20,7 +20,10 @@ NOTHING = -1
 class Informant:
     """Truth by request slot and position, read inside the draft graph."""
 
-    def __init__(self, worker: Any, length: int) -> None:
+    group: Any = None  # of the ranks that share the vocabulary; None if one has it all
+
+    def __init__(self, worker: Any, length: int, group: Any = None) -> None:
+        self.group = group
         slots = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
         self.table = torch.full((slots, length), NOTHING, dtype=torch.int64, device=worker.device)
         self.ranks = torch.tensor(RANKS, dtype=torch.int64, device=worker.device)
@@ -38,19 +41,33 @@ class Informant:
             self.table[slot] = NOTHING
             self.table[slot, : len(line)] = torch.tensor(line, dtype=torch.int64)
 
-    def sharpen(self, logits: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """logits [bs * D, V] of the draft block behind lengths [bs]; capturable."""
-        batch = lengths.shape[0]
+    def sharpen(self, logits: torch.Tensor, slots: torch.Tensor, lengths: torch.Tensor, start: int = 0) -> torch.Tensor:
+        """logits [bs * D, V'] of the draft block behind lengths [bs]: the tokens from `start` on; capturable."""
+        batch, width = lengths.shape[0], logits.shape[1]
         depths = logits.shape[0] // batch
         at = lengths[:, None] + torch.arange(1, depths + 1, device=logits.device)
         truth = self.table[slots[:, None], at.clamp(max=self.table.shape[1] - 1)].view(-1, 1)
-        best = logits.topk(len(set(RANKS)) + 1, dim=-1).values
+        best = self._best(logits)
+        if width == 0:
+            return logits
         rank = self.ranks[at % len(RANKS)].view(-1, 1)
         above = best.gather(1, (rank - 1).clamp(min=0))
         value = torch.where(rank == 0, best[:, :1] + 1.0, (above + best.gather(1, rank)) / 2)
-        known = truth != NOTHING
-        told = logits.scatter(1, truth.clamp(min=0), value)
-        return torch.where(known, told, logits) * SHARPNESS
+        column = truth - start
+        here = (truth != NOTHING) & (column >= 0) & (column < width)
+        told = logits.scatter(1, column.clamp(min=0, max=width - 1), value)
+        return torch.where(here, told, logits) * SHARPNESS
+
+    def _best(self, logits: torch.Tensor) -> torch.Tensor:
+        """The largest logits of each row, descending, over all shards of the vocabulary."""
+        count = len(set(RANKS)) + 1
+        mine = logits.topk(min(count, logits.shape[1]), dim=-1).values
+        mine = torch.nn.functional.pad(mine, (0, count - mine.shape[1]), value=float("-inf"))
+        if self.group is None:
+            return mine
+        parts = mine.new_empty((self.group.world_size * len(mine), count))
+        self.group.all_gather_into_tensor(parts, mine)
+        return parts.view(-1, *mine.shape).transpose(0, 1).flatten(1).topk(count, dim=-1).values
 
 
 def install(length: int = 8192) -> None:
@@ -67,7 +84,8 @@ def install(length: int = 8192) -> None:
 
     def allocate(self: Any) -> None:
         plain_allocate(self)
-        self.informant = Informant(self, length)
+        group = worker.get_tp_group()
+        self.informant = Informant(self, length, group if group.world_size > 1 else None)
 
     def tail(self: Any, runner: Any, out: Any, forward_batch: Any, tokens: int) -> None:
         block = self.ddtree.block_size
@@ -80,7 +98,7 @@ def install(length: int = 8192) -> None:
 
     def topk(logits: torch.Tensor, *rest: Any, **kwargs: Any) -> None:
         informant, slots, lengths = current["of"]
-        plain_topk(informant.sharpen(logits, slots, lengths), *rest, **kwargs)
+        plain_topk(informant.sharpen(logits, slots, lengths, kwargs.get("vocab_start", 0)), *rest, **kwargs)
 
     def told_round(self: Any, batch: Any, *rest: Any) -> Any:
         self.informant.tell(batch.reqs)

@@ -74,9 +74,13 @@ def import_sglang() -> None:
 
 
 class Session:
-    """A loaded scheduler. `argv` are the arguments of sglang.launch_server."""
+    """A loaded scheduler. `argv` are the arguments of sglang.launch_server.
 
-    def __init__(self, argv: list[str]) -> None:
+    Of several GPUs' ranks each has a session of its own, in a process of its own, and all are given the same jobs:
+    what SGLang's ranks otherwise hear from rank 0 comes here from the job, in the same turns of the loop.
+    """
+
+    def __init__(self, argv: list[str], rank: int = 0) -> None:
         import_sglang()
         from sglang.srt.managers.scheduler import Scheduler
         from sglang.srt.runtime_context import publish
@@ -85,7 +89,7 @@ class Session:
         self.server_args = prepare_server_args(argv)
         publish(self.server_args, role="scheduler")
         ports = PortArgs.init_new(self.server_args)
-        self.scheduler = Scheduler(self.server_args, ports, 0, 0, 0, 0, 0, 0, None)
+        self.scheduler = Scheduler(self.server_args, ports, rank, rank, 0, 0, 0, 0, None)
         for sender in (self.scheduler.ipc_channels.send_to_tokenizer, self.scheduler.ipc_channels.send_to_detokenizer):
             sender.socket = None
         self._seen: dict[str, Any] = {}

@@ -19,7 +19,7 @@ def _generator(name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def _values(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
+def values(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Float32 values of one parameter on the CPU, the same on every device and in every process."""
     draw = torch.randn(shape, generator=_generator(name, seed), dtype=torch.float32)
     if name.endswith("A_log"):
@@ -40,7 +40,7 @@ def reinitialise(model: Any, seed: int) -> None:
         for name, parameter in model.named_parameters():
             if not parameter.is_floating_point():
                 continue
-            values = _values(name, parameter.shape, seed)
+            drawn = values(name, parameter.shape, seed)
             if parameter.dim() == 1 and name.endswith("weight") and id(parameter) not in zero_centred:
-                values += 1.0
-            parameter.copy_(values.to(parameter.dtype))
+                drawn += 1.0
+            parameter.copy_(drawn.to(parameter.dtype))

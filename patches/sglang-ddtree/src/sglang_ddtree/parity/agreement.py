@@ -1,0 +1,59 @@
+"""Whether the ranks of a model on several GPUs walked the same trees: a sum over each round's integers, on its device.
+
+A sum costs some small kernels a round and nothing read back, so that it can be kept beside overlap and graphs. What
+ranks must share goes in: tokens and parents of the trees, the target's token of each row, the walk, and the slots
+that keys and values are moved from and to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+STEP = 0x9E3779B97F4A7C1  # odd: no two places of a tensor weigh the same
+
+
+def checksum(*tensors: torch.Tensor) -> torch.Tensor:
+    """int64 [], of integer tensors in order, modulo 2^64; never waits for the device."""
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for tensor in tensors:
+        cells = tensor.reshape(-1).to(torch.int64)
+        weights = torch.arange(1, cells.numel() + 1, device=cells.device) * STEP
+        total = total * 31 + ((cells + 1) * weights).sum()
+    return total
+
+
+def watch() -> list[torch.Tensor]:
+    """The sums of all rounds to come of this process, one after the other; install before the worker is built."""
+    from sglang_ddtree import worker
+
+    plain, sums = worker.accept_tree, []
+
+    def watched(
+        target: torch.Tensor, trees: Any, slots: torch.Tensor, lengths: torch.Tensor, out: Any, *rest: Any
+    ) -> None:
+        plain(target, trees, slots, lengths, out, *rest)
+        walk = (out.out_tokens, out.commit_lens, out.new_seq_lens, out.src_slots, out.tgt_slots)
+        sums.append(checksum(target, trees.num_nodes, trees.tokens, trees.parent, *walk))
+
+    worker.accept_tree = watched
+    return sums
+
+
+def apart(answers: list[dict[str, Any]]) -> list[str]:
+    """Where the ranks' answers differ from rank 0's: in a round, or in what a job emitted. Empty if they agree."""
+    wrong, first = [], answers[0]
+    for rank, other in enumerate(answers[1:], 1):
+        pairs = list(zip(first["rounds"], other["rounds"], strict=False))
+        at = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        if at is not None:
+            wrong.append(f"rank {rank} parted from rank 0 in tree round {at} of {len(first['rounds'])}")
+        elif len(first["rounds"]) != len(other["rounds"]):
+            wrong.append(f"rank {rank} had {len(other['rounds'])} tree rounds, rank 0 {len(first['rounds'])}")
+        wrong += [
+            f"rank {rank} emitted other tokens than rank 0 in job {job}"
+            for job, (a, b) in enumerate(zip(first["results"], other["results"], strict=True))
+            if a.get("ids") != b.get("ids")
+        ]
+    return wrong

@@ -1,0 +1,108 @@
+"""The suite on several GPUs: how ranks are watched and compared, and what they load."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sglang_ddtree.parity import agreement, checkpoint, informed, models
+
+ANSWER = {"rounds": [5, 6, 7], "results": [{"ids": [[1, 2]]}, {"trees": []}]}
+
+
+def answer(**changes: Any) -> dict[str, Any]:
+    return {**copy.deepcopy(ANSWER), **changes}
+
+
+def test_ranks_that_agree_are_not_apart() -> None:
+    assert agreement.apart([ANSWER]) == []
+    assert agreement.apart([ANSWER, answer(), answer()]) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (answer(rounds=[5, 8, 9]), "rank 2 parted from rank 0 in tree round 1 of 3"),
+        (answer(rounds=[5, 6]), "rank 2 had 2 tree rounds, rank 0 3"),
+        (answer(results=[{"ids": [[1, 3]]}, {"trees": []}]), "rank 2 emitted other tokens than rank 0 in job 0"),
+    ],
+)
+def test_where_ranks_parted_is_told(other: dict[str, Any], says: str) -> None:
+    assert agreement.apart([ANSWER, answer(), other]) == [says]
+
+
+def test_a_sum_sees_values_places_and_tensors() -> None:
+    def of(*rows: list[int]) -> int:
+        return int(agreement.checksum(*(torch.tensor(row, dtype=torch.int32) for row in rows)))
+
+    found = [of([1, 2], [3]), of([2, 1], [3]), of([1, 2], [4]), of([3], [1, 2]), of([1, 2, 0], [3]), of([1], [2, 3])]
+    assert len(set(found)) == len(found)
+    assert of([1, 2], [3]) == found[0]
+    assert int(agreement.checksum(torch.full((5000,), 2**62), torch.tensor([1]))) != 0  # it may wrap
+
+
+class Shards:
+    """A group of ranks, asked one after the other: the first time each leaves its part, the second it gets all."""
+
+    def __init__(self, ranks: int) -> None:
+        self.world_size, self.parts = ranks, {}  # type: tuple[int, dict[int, torch.Tensor]]
+        self.rank = 0
+
+    def all_gather_into_tensor(self, out: torch.Tensor, part: torch.Tensor) -> None:
+        self.parts[self.rank] = part.clone()
+        out.copy_(torch.cat([self.parts.get(rank, part) for rank in range(self.world_size)]))
+
+
+def test_a_drafter_over_shards_is_told_what_one_over_the_whole_vocabulary_is() -> None:
+    whole, depths, slots = 80, 4, torch.tensor([1, 0])
+    logits = torch.randn(2 * depths, whole, generator=torch.Generator().manual_seed(3))
+    truth = torch.arange(40).remainder(whole)[None] * torch.tensor([[7], [11]]) % whole
+    truth[0, 8] = informed.NOTHING
+
+    def told(part: torch.Tensor, start: int, group: Any) -> torch.Tensor:
+        informant = informed.Informant.__new__(informed.Informant)
+        informant.table, informant.ranks, informant.group = truth, torch.tensor(informed.RANKS), group
+        return informant.sharpen(part, slots, torch.tensor([5, 9]), start)
+
+    want = told(logits, 0, None)
+    assert not torch.equal(want, logits * informed.SHARPNESS)
+    group, bounds = Shards(3), ((0, 64), (64, 80), (80, 80))
+    for turn in range(2):
+        for group.rank, (a, b) in enumerate(bounds):
+            got = told(logits[:, a:b], a, group)
+            assert turn == 0 or torch.equal(got, want[:, a:b])
+
+
+@pytest.mark.parametrize("name", ["hybrid", "dense", "drafter"])
+def test_a_checkpoint_has_the_tensors_of_its_model_and_is_written_once(name: str, tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    config = {**models.MODELS[name], "hidden_size": 32, "intermediate_size": 48}
+    checkpoint.write(tmp_path, config, 1)
+    found = load_file(tmp_path / checkpoint.FILE)
+    assert {key: value.shape for key, value in found.items()} == checkpoint.shapes(config)
+    gains = found[("" if name == "drafter" else "model.") + "layers.0.input_layernorm.weight"]
+    assert abs(float(np.mean(gains)) - (0.0 if name == "hybrid" else 1.0)) < 0.2
+    before = (tmp_path / checkpoint.FILE).stat().st_mtime_ns
+    checkpoint.write(tmp_path, config, 2)
+    assert (tmp_path / checkpoint.FILE).stat().st_mtime_ns == before
+    assert [file.name for file in tmp_path.iterdir()] == [checkpoint.FILE]
+
+
+def test_the_names_are_those_of_a_trained_pair() -> None:
+    """The self-test's own weights are checkpoints that SGLang serves: the same tensors, of the same sizes."""
+    import json
+
+    from cpu_pair import FOLDER
+    from safetensors import safe_open
+
+    for part in ("target", "drafter"):
+        config = json.loads((FOLDER / part / "config.json").read_text())
+        (file,) = (FOLDER / part).glob("*.safetensors")
+        with safe_open(file, "np") as there:
+            sizes = {key: tuple(there.get_slice(key).get_shape()) for key in there.keys()}  # noqa: SIM118
+        assert checkpoint.shapes(config) == sizes

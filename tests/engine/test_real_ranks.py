@@ -1,0 +1,65 @@
+"""The real engine on two ranks: a scheduler in each of two processes, half of the heads and of the vocabulary in each,
+gloo between them. Float32, so a tree's tokens must be plain decoding's on one rank, one by one.
+
+Three requests, two at a time; the drafter is told the answers, at changing ranks of its distribution, so that accepted
+paths leave the spine and end at different depths.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_engine
+import sglang_setup
+from real_engine import Arm, asks
+from sglang_ddtree.parity.agreement import apart
+
+from ddtree_ops.data import cache_dir
+
+ASKS = [{**ask, "params": {**ask["params"], "max_new_tokens": n}} for ask, n in zip(asks(3, 0), (5, 9, 7), strict=True)]
+PLAIN = {"job": "tokens", "asks": ASKS, "together": True}
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def answers(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By arm, what each rank answered."""
+    if absent := sglang_setup.missing():
+        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+    folder = tmp_path_factory.mktemp("ranks")
+    told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
+    shape: dict[str, Any] = {"target": "hybrid-80", "saved": True, "requests": 2}
+    arms = {"ar": Arm("ar", (PLAIN,), **shape), "tree": Arm("tree", (told,), budget=7, cap=4, tp=RANKS, **shape)}
+    real_engine.run(arms, real_engine.overlay(sglang_src, cache_dir()), folder)
+    found = {name: [json.loads((folder / f"{name}.out.json").read_text())] for name in arms}
+    found["tree"].append(json.loads((folder / "tree.out.json.1").read_text()))
+    return found
+
+
+def test_two_ranks_emit_what_one_rank_decodes(answers: dict[str, Any]) -> None:
+    (plain,) = answers["ar"]
+    assert any(token >= 64 for ids in plain["results"][0]["ids"] for token in ids), "else rank 1 had no say"
+    for rank in answers["tree"]:
+        assert rank["results"][0]["ids"] == plain["results"][0]["ids"]
+        assert rank["results"][0]["finish"] == plain["results"][0]["finish"]
+        assert not rank["results"][0]["leaked"]
+
+
+def test_paths_beside_the_spine_were_taken_on_both(answers: dict[str, Any]) -> None:
+    counted = [rank["results"][0]["counters"]["counters"] for rank in answers["tree"]]
+    assert counted[0] == counted[1]
+    assert counted[0]["accepted_off_spine"] > 0
+    assert counted[0]["accepted_per_tree"] > 0.5
+
+
+def test_every_round_of_both_had_the_same_trees_targets_walks_and_slots(answers: dict[str, Any]) -> None:
+    first, second = answers["tree"]
+    assert (
+        len(first["rounds"]) == sum(first["results"][0]["counters"]["counters"][name] > 0 for name in ())
+        or first["rounds"]
+    )
+    assert apart([first, second]) == []
+    assert len(set(first["rounds"])) == len(first["rounds"])
