@@ -5,7 +5,8 @@
     python -m benchmarks.engine.bench launch arms.toml --out result.json      the same on servers it starts
     python -m benchmarks.engine.bench page result.json [result.json ...] --out benchmark.html
 
-The arm `ar` must be there: parity is judged against it. No figure is written while parity is red (exit status 1).
+The arm `ar` must be there: parity is judged against it. No figure is written while parity is red (exit status 1),
+nor where no time was left for one (3).
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from benchmarks.engine.measure import (
     load_prompts,
     measure,
     measured,
+    plan,
     provenance,
 )
 from benchmarks.engine.page import render
 
+NO_TIME = 3
 BEGAN = time.monotonic()  # the start of the servers counts, too
 
 
@@ -82,7 +85,7 @@ def run(arms: list[Arm], args: argparse.Namespace) -> int:
     blocks = measure(arms, prompts, grid, say, lambda: time.monotonic() - BEGAN > args.limit_s)
     if not blocks:
         say("error: no time was left to measure; raise --limit-s")
-        return 1
+        return NO_TIME
     trees = {arm.name: provenance(arm)["ddtree"] for arm in arms}
     baseline = args.baseline if any(arm.name == args.baseline for arm in arms) else "ar"
     result = {
@@ -92,7 +95,7 @@ def run(arms: list[Arm], args: argparse.Namespace) -> int:
         "command": shlex.join(["python", "-m", "benchmarks.engine.bench", *sys.argv[1:]]),
         "host": host(),
         "grid": vars(measured(grid, blocks)),
-        "asked": vars(grid),
+        "cut": len(blocks) < len(list(plan(grid, arms))),
         "prompts": [{"category": prompt.category} for prompt in prompts],
         "prompt_set": fingerprint(prompts),
         "baseline": baseline,

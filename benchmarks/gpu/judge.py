@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine.bench import NO_TIME
 from benchmarks.engine.summary import cells
 
 REASONS = 12  # the first ones are told; the files have all
@@ -132,12 +133,14 @@ def server(outcome: Outcome) -> Verdict:
 
 def benchmark(outcome: Outcome) -> Verdict:
     """Parity of all arms, and the figures of each; the stage's own file has every answer."""
+    if outcome.status == NO_TIME:
+        return Verdict("cut", ["no time was left to measure when all arms were up and equal"])
     found = read(outcome.folder / "result.json")
     wrong = [f"{one['arm']}: {len(one['wrong'])} answers differ" for one in found["parity"] if one["wrong"]]
-    result = {key: found[key] for key in ("grid", "asked", "baseline", "parity", "trees", "prompt_set")}
+    result = {key: found[key] for key in ("grid", "baseline", "parity", "trees", "prompt_set")}
     result["cells"] = [asdict(one) for one in cells(found)]
-    if not wrong and found["grid"] != found["asked"]:
-        return Verdict("cut", [f"of {found['asked']} only {found['grid']} was measured"], result)
+    if not wrong and found["cut"]:
+        return Verdict("cut", [f"time was up after {len(found['blocks'])} blocks"], result)
     return ended(outcome, wrong, result)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine import bench, launch
+from benchmarks.engine import bench, launch, measure
 from benchmarks.engine.client import Client, ServerError, grown
 from benchmarks.engine.measure import Arm, Grid, load_prompts, plan
 from benchmarks.engine.page import render
@@ -182,3 +182,26 @@ def test_the_committed_page_is_drawn_from_the_committed_result() -> None:
     result = json.loads((ROOT / "benchmarks/results/pair-cpu.json").read_text())
     assert render([result]) == (ROOT / "docs/benchmark.html").read_text()
     assert not any(judged["wrong"] for judged in result["parity"])
+
+
+def test_when_time_is_up_whole_rounds_are_left_out_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def block(arm: Arm, *_cell: Any) -> dict[str, Any]:
+        asked.append(arm.name)
+        return {"wall_s": 1.0, "samples": [{"tokens": [1, 2]}]}
+
+    monkeypatch.setattr(measure, "block", block)
+    arms = [Arm("ar", "http://a"), Arm("linear", "http://b")]
+    grid = Grid(temperatures=(0.0, 1.0), concurrencies=(1, 8), repeats=2, tokens=2)
+    said: list[str] = []
+    # two warm-ups, then two blocks a round: the third round begins in time, the fourth does not
+    blocks = measure.measure(arms, [], grid, said.append, lambda: len(asked) >= 2 + 3 * 2)
+    assert [(b["concurrency"], b["repeat"], b["arm"]) for b in blocks] == [
+        (1, 0, "ar"), (1, 0, "linear"), (1, 1, "linear"), (1, 1, "ar"), (8, 0, "ar"), (8, 0, "linear"),
+    ]  # fmt: skip
+    assert said[-1] == "time is up before T=0 x8 #1"
+    assert measure.measured(grid, blocks) == Grid(temperatures=(0.0,), concurrencies=(1, 8), repeats=2, tokens=2)
+    whole = measure.measure(arms, [], grid, said.append)
+    assert len(whole) == 16
+    assert measure.measured(grid, whole) == grid

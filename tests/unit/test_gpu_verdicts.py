@@ -79,20 +79,20 @@ def test_the_self_tests_record_decides(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_that_covers_less_than_was_asked_is_cut(tmp_path: Path) -> None:
-    grid = {"temperatures": [0.0, 1.0]}
     sample = {"prompt": 0, "tokens": 21, "first_tokens": 1, "ttft_s": 0.1, "decode_s": 0.5, "rounds": 10,
               "histogram": [0, 10]}  # fmt: skip
     block = {"temperature": 0.0, "concurrency": 1, "repeat": 0, "tokens": 21, "wall_s": 0.6}
     blocks = [{**block, "arm": "linear", "samples": [sample]},
               {**block, "arm": "tree-16", "samples": [{**sample, "decode_s": 0.25}]}]  # fmt: skip
-    result = {"grid": grid, "asked": grid, "baseline": "linear", "trees": {}, "prompt_set": "x", "blocks": blocks,
+    result = {"grid": {}, "cut": False, "baseline": "linear", "trees": {}, "prompt_set": "x", "blocks": blocks,
               "prompts": [{"category": "code"}], "parity": [{"arm": "tree-16", "wrong": []}]}  # fmt: skip
     put(tmp_path, "result.json", result)
     green = judge("benchmark", Outcome(tmp_path, 0))
     assert green.status == "green"
     assert [(cell["arm"], cell["user_tok_s"]) for cell in green.result["cells"]] == [("linear", 40), ("tree-16", 80)]
     assert green.result["cells"][1]["speedup"]["value"] == pytest.approx(2.0)
-    put(tmp_path, "result.json", {**result, "grid": {"temperatures": [0.0]}})
+    assert judge("benchmark", Outcome(tmp_path, 3)).status == "cut"
+    put(tmp_path, "result.json", {**result, "cut": True})
     assert judge("benchmark", Outcome(tmp_path, 0)).status == "cut"
     put(tmp_path, "result.json", {**result, "parity": [{"arm": "tree-16", "wrong": [{}]}]})
     assert judge("benchmark", Outcome(tmp_path, 0)).reasons == ["tree-16: 1 answers differ"]
