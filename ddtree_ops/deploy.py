@@ -272,6 +272,7 @@ class Deploy:
             error=error,
             notes=(*(plan.notes if plan else ()), *attempt.notes),
         )
+        self.audit(outcome)
         self.report(Event(Kind.END, host.name, settings.instance, str(status), outcome.line))
         return outcome
 

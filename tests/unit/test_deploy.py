@@ -423,3 +423,14 @@ def test_host_that_takes_back_by_itself_while_we_cannot_reach_it(
         assert outcome.error is not None
         assert "take the release back by itself" in outcome.error.why
         assert outcome.error.next == "ddtree-ops status h1:a"
+
+
+def test_every_outcome_reaches_the_operators_log(on_linear: FakeHost, tmp_path: Path) -> None:
+    on_linear.faults["tree"] = "crash"
+    kept: list[Outcome] = []
+    run = deployer(on_linear, tmp=tmp_path, audit=kept.append)
+    for wanted in (LINEAR, TREE):
+        run.run([(host_of(wanted), [wanted])])
+    on_linear.reachable = False
+    run.run([(host_of(LINEAR), [LINEAR])])
+    assert [outcome.status for outcome in kept] == [Status.UNCHANGED, Status.ROLLED_BACK, Status.UNREACHABLE]
