@@ -43,6 +43,7 @@ def unwind(work: Work, begun: list[Step], failure: DdtreeError | Interrupted, ev
     if isinstance(failure, RolledBackError):
         return _by_host(work, where, failure)
     found = failure.found if isinstance(failure, DdtreeError) else "interrupted"
+    work.undoing = True
     work.tell(Kind.FAIL, where, found)
     undos = [step for step in reversed(begun) if step.undo is not None]
     if not any(step.name in (StepName.SWITCH, StepName.DRAIN) for step in undos):

@@ -69,7 +69,8 @@ class Draining(Protocol):
 class Work:
     """One instance being deployed: everything its steps need, and what they have done so far.
 
-    ``marks``: why the release that is left counts as taken back from now on; empty if it does not.
+    ``marks``: why the release that is left counts as taken back from now on; empty if it does not. ``undoing``: nothing
+    interrupts the way back.
     """
 
     host: HostSpec
@@ -93,6 +94,7 @@ class Work:
     dead_man_s: float = DEAD_MAN_S
     restarted: bool = False
     armed: bool = False
+    undoing: bool = False
     alive_at: float = 0.0
     evidence: dict[str, Any] = field(default_factory=dict)
     cut_off: int | None = None
@@ -126,7 +128,8 @@ class Work:
 
     def alive(self) -> None:
         """Called while we wait: ends the wait if we were interrupted, and lets the host know that we are still here."""
-        self.token.check()
+        if not self.undoing:
+            self.token.check()
         self.keep()
 
     def keep(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ddtree_ops.interrupt import Token
 from ddtree_ops.model import Mode, Settings
 from ddtree_ops.outcome import Outcome, Status, worst
 from ddtree_ops.plan import Effect, Options, make_plan, require_unmoved
+from ddtree_ops.steps import Work
 
 LINEAR = settings()
 TREE = settings(mode=Mode.TREE, budget=32)
@@ -434,3 +436,46 @@ def test_every_outcome_reaches_the_operators_log(on_linear: FakeHost, tmp_path: 
     on_linear.reachable = False
     run.run([(host_of(LINEAR), [LINEAR])])
     assert [outcome.status for outcome in kept] == [Status.UNCHANGED, Status.ROLLED_BACK, Status.UNREACHABLE]
+
+
+@dataclass
+class Asking:
+    """A way to stop and start that looks for an interruption while it waits, as a router's does."""
+
+    work: Work
+    undone: list[str]
+
+    def do(self) -> str:
+        return ""
+
+    def undo(self) -> str:
+        self.work.alive()
+        self.undone.append("drain")
+        return ""
+
+    def put_in(self) -> str:
+        return ""
+
+    def take_out(self) -> str:
+        return ""
+
+
+def test_the_way_back_of_an_interrupted_deploy_is_not_interrupted(on_linear: FakeHost, tmp_path: Path) -> None:
+    before, token, undone = on_linear.current["a"], Token(), list[str]()
+
+    def interrupt(op: str) -> None:
+        if op == "systemctl restart":
+            token.set("SIGINT")
+
+    on_linear.hook = interrupt
+    run = deployer(
+        on_linear,
+        tmp=tmp_path,
+        token=token,
+        draining=lambda work: Asking(work, undone),
+        options=Options(arm=True),
+    )
+    outcome = run.run([(host_of(TREE), [TREE])])[0]
+    assert (outcome.status, undone) == (Status.INTERRUPTED, ["drain"])
+    assert on_linear.armed == {}
+    assert on_linear.runs() == before
