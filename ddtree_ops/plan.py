@@ -201,6 +201,8 @@ def _steps(
     proven = there.proven == wanted.id and not options.prove
     if effect is Effect.NOTHING:
         names = [StepName.CHECK, StepName.HEALTH]
+        if there.armed_until is not None:  # a change before this one broke off before it changed anything
+            names = [StepName.LOCK, StepName.CHECK, StepName.HEALTH, StepName.CONFIRM]
         if not proven:
             names = [name for name in StepName if name not in _OF_A_CHANGE]
     else:

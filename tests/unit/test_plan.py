@@ -77,6 +77,12 @@ def test_nothing_to_do() -> None:
     assert names(plan) == ["check", "health"]
 
 
+def test_a_switch_that_a_change_before_left_armed_is_told_that_the_release_stays() -> None:
+    plan = make_plan(LINEAR, facts(there(armed_until=12.0)))
+    assert plan.effect is Effect.NOTHING
+    assert names(plan) == ["lock", "check", "health", "confirm"]
+
+
 def test_first_deploy() -> None:
     plan = make_plan(LINEAR, facts(engines=frozenset()), engine_size=4096)
     assert plan.effect is Effect.RELOAD_RESTART
