@@ -20,7 +20,7 @@ from ddtree_ops.gates.deploy import COMPARED, Gatekeeper, as_linear
 from ddtree_ops.hosts import each_host
 from ddtree_ops.interrupt import Token, handling
 from ddtree_ops.inventory.edit import save_settings
-from ddtree_ops.model import Fleet, HostSpec, Mode, Settings
+from ddtree_ops.model import Fleet, GateSettings, HostSpec, Mode, Settings
 from ddtree_ops.outcome import Outcome, Status, worst
 from ddtree_ops.plan import Options, Plan, PlanFile, read_plan_file
 from ddtree_ops.release import Release, make_release, short
@@ -261,6 +261,13 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         examine=doctored if gated else None,
         audit=_audited("deploy" if gated else "rollback", wanted.inventory, report),
     )
+
+
+def measurer(wanted: Wanted, how: How, token: Token, report: Report, gates: GateSettings) -> Deploy:
+    """What starts the arms of a sweep: like a deploy's, but every arm is measured, also one that is proven already."""
+    streams = ", ".join(map(str, gates.concurrencies))
+    options = Options(arm=True, gates=(f"measure at {streams} streams",), prove=True)
+    return replace(_run(wanted, how, token, report), options=options)
 
 
 def _audited(command: str, inventory: str, report: Report) -> Callable[[Outcome], None]:

@@ -20,6 +20,7 @@ from ddtree_ops import __version__
 from ddtree_ops.cli.command import DebugOption, InventoryOption, JsonOption
 from ddtree_ops.cli.completion import whole_words
 from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
+from ddtree_ops.interrupt import Interrupted
 from ddtree_ops.log import LOG
 from ddtree_ops.ui import Output
 from ddtree_ops.ui.streams import patient_streams
@@ -30,6 +31,8 @@ COMMANDS: tuple[str, ...] = (
     "bootstrap",
     "smoke",
     "selftest",
+    "bench",
+    "sweep",
     "targets",
     "render",
     "plan",
@@ -88,8 +91,10 @@ class Frame(TyperGroup):
         except typer.TyperException as error:
             output.error(_usage(error))
             code = ExitCode.USAGE
-        except (KeyboardInterrupt, typer.Abort):
+        except (KeyboardInterrupt, typer.Abort, Interrupted):
             code = ExitCode.INTERRUPTED
+            if output.json:
+                output.error(EndedError("interrupted", next="ddtree-ops status"))
         except Exception as error:  # noqa: BLE001  the last net: a bug of ours, said in one line
             output.error(_bug(error))
             code = ExitCode.BUG
@@ -98,6 +103,12 @@ class Frame(TyperGroup):
         if code == ExitCode.INTERRUPTED:
             output.notice("interrupted")
         return code if isinstance(code, int) else ExitCode.DONE
+
+
+class EndedError(DdtreeError):
+    """A person or the system ended the command; what was begun is taken back."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 def _usage(error: typer.TyperException) -> UsageError:

@@ -65,16 +65,27 @@ def register(app: typer.Typer) -> None:
         hosts = by_host(session.select(targets).targets)
         if drift:
             raise typer.Exit(show_drift(session, hosts))
-        while True:
-            found = watch.statuses(hosts)
-            code = watch.status_code(found)
-            if session.json:
-                show = session.out.json_line if watching else session.out.data
-                show({"exit_code": int(code), "instances": [each.as_json() for each in found]})
-            else:
-                if watching:
-                    session.out.out.clear()
-                show_status(session.out, found)
-            if not watching or gone():
-                raise typer.Exit(code)
-            CLOCK.sleep(every)
+        try:
+            while True:
+                code = look(session, hosts, watching=watching)
+                if not watching or gone():
+                    raise typer.Exit(code)
+                CLOCK.sleep(every)
+        except KeyboardInterrupt:
+            if not watching:
+                raise
+            raise typer.Exit(ExitCode.INTERRUPTED) from None  # how watching ends
+
+
+def look(session: Session, hosts: Hosts, *, watching: bool) -> ExitCode:
+    """Show every instance once."""
+    found = watch.statuses(hosts)
+    code = watch.status_code(found)
+    if session.json:
+        show = session.out.json_line if watching else session.out.data
+        show({"exit_code": int(code), "instances": [each.as_json() for each in found]})
+        return code
+    if watching:
+        session.out.out.clear()
+    show_status(session.out, found)
+    return code

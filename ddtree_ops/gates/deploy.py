@@ -27,23 +27,8 @@ class Gatekeeper:
 
     def __call__(self, work: Work) -> dict[str, Any]:
         """Every gate's result by name, as it is recorded. Raises GateError."""
-        settings = work.release.settings
-        subject = Subject(
-            target=work.target,
-            settings=settings,
-            release=work.release.id,
-            engine=work.release.engine,
-            gates=work.host.gates.get(work.instance),
-            probe=work.probe(settings),
-            call=work.helper.call,
-            clock=work.clock,
-            check=work.alive,
-            say=lambda line: work.tell(Kind.PROGRESS, StepName.GATES, line),
-            skips=self.skips,
-            headers=work.secrets.headers,
-        )
         try:
-            results = prove(subject)
+            results = prove(subject_of(work, work.host.gates.get(work.instance), self.skips))
         except GateError as failure:  # what was shown until then belongs to the record of the failure too
             work.evidence.update(failure.data["gates"])
             raise
@@ -55,6 +40,25 @@ class Gatekeeper:
             return False
         key = baseline.baseline_key(settings, engine, gates, Mode.LINEAR)
         return baseline.unpack(call("baseline", {"key": key})["value"], gates) is None
+
+
+def subject_of(work: Work, gates: GateSettings | None, skips: Mapping[str, str]) -> Subject:
+    """The instance that a deploy has just started, as the gates look at it."""
+    settings = work.release.settings
+    return Subject(
+        target=work.target,
+        settings=settings,
+        release=work.release.id,
+        engine=work.release.engine,
+        gates=gates,
+        probe=work.probe(settings),
+        call=work.helper.call,
+        clock=work.clock,
+        check=work.alive,
+        say=lambda line: work.tell(Kind.PROGRESS, StepName.GATES, line),
+        skips=skips,
+        headers=work.secrets.headers,
+    )
 
 
 def as_linear(settings: Settings) -> Settings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ddtree_ops import health
@@ -54,6 +54,9 @@ class Subject:
     skips: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
 
+    def with_gates(self, gates: GateSettings) -> Subject:
+        return replace(self, gates=gates)
+
 
 def checked_skips(names: Sequence[str], reason: str | None) -> dict[str, str]:
     """``--skip-gate NAME ... --reason TEXT``. Raises UsageError for an unknown gate or a missing reason."""
@@ -82,6 +85,21 @@ def prove(subject: Subject) -> dict[str, GateResult]:
         if not result.holds:
             raise _error(subject, result, results)
     return results
+
+
+def measured(subject: Subject) -> Measurement:
+    """What the server does at every declared concurrency, judged by nobody: for ``bench`` and ``sweep``."""
+    return _Bench(subject).measurement()
+
+
+def load_at(subject: Subject, concurrency: int) -> Run:
+    """One run at one concurrency."""
+    return _Bench(subject).load(concurrency)
+
+
+def kept_baseline(subject: Subject, kind: Mode) -> Measurement | None:
+    """The recorded measurement of ``kind`` that this instance can be compared with; None if there is none."""
+    return _Bench(subject).baseline(kind)
 
 
 def _gates(subject: Subject) -> Iterator[GateResult]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from ddtree_ops.cli import app as frame
 from ddtree_ops.cli.command import Session, command
 from ddtree_ops.errors import DdtreeError, ExitCode, LockedError, RolledBackError, UnreachableError
+from ddtree_ops.interrupt import Interrupted
 
 RUNNER = CliRunner()
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,7 @@ ENDINGS: list[tuple[BaseException, ExitCode]] = [
     (RolledBackError("health failed", "h1:tree"), ExitCode.ROLLED_BACK),
     (ValueError("oops"), ExitCode.BUG),
     (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    (Interrupted("SIGTERM"), ExitCode.INTERRUPTED),
     (typer.Exit(8), ExitCode.MOVED),
 ]
 
@@ -73,6 +75,12 @@ def test_an_error_under_json_is_one_document() -> None:
         "data": {},
     }
     assert result.exit_code == ExitCode.LOCKED
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("SIGTERM")], ids=["key", "signal"])
+def test_an_interruption_under_json_is_one_document(error: BaseException) -> None:
+    result = RUNNER.invoke(raising(error), ["x", "--json"])
+    assert json.loads(result.stdout)["error"]["exit_code"] == result.exit_code == ExitCode.INTERRUPTED
 
 
 def test_a_bug_is_one_line_and_debug_shows_the_traceback() -> None:
