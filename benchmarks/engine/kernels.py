@@ -29,6 +29,7 @@ from sglang_ddtree.kernels.buffers import AcceptBuffers, TreeBuffers, TreeCounte
 from sglang_ddtree.kernels.build import build_tree
 from sglang_ddtree.kernels.checks import Sizes, buffers_of, run_checks
 from sglang_ddtree.kernels.mask import write_tree_mask
+from sglang_ddtree.kernels.nested import count_nested
 from sglang_ddtree.kernels.slots import prepare_round
 from sglang_ddtree.kernels.topk import TopKWorkspace, draft_topk
 from sglang_ddtree.reference import examples
@@ -151,6 +152,12 @@ def time_round(bs: int, rows: int, floor: float) -> list[dict[str, Any]]:
     def accept() -> None:
         accept_tree(target, tree, slots, lens, out, counters)
 
+    bounds = torch.tensor([[0, 8], [8, 16], [16, rows - 1], [0, DEPTHS]], dtype=torch.int32, device=DEVICE)
+    totals = torch.zeros((3, 4), dtype=torch.int64, device=DEVICE)
+
+    def count() -> None:
+        count_nested(out.accept_index, rows, 2, range(3), bounds, totals)
+
     def torch_mask() -> None:
         shape = (bs, rows, rows)
         words = tree.ancestors[:, :, torch.arange(rows, device=DEVICE) // 64]
@@ -165,6 +172,7 @@ def time_round(bs: int, rows: int, floor: float) -> list[dict[str, Any]]:
         row("build_tree", microseconds([build]), floor, note, host_heap_us=round(host_us, 1), **size),
         row("write_tree_mask", microseconds([write_mask]), floor, note, microseconds([torch_mask]), **size),
         row("accept_tree", microseconds([accept]), floor, note, **size),
+        row("count_nested", microseconds([count]), floor, note, **size),
     ]
     total = microseconds([build, write_mask, accept])
     return [*lines, row("build + mask + accept", total, 3 * floor, "three empty kernels", **size)]

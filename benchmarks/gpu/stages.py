@@ -28,7 +28,7 @@ PARITY_RECORDS = (
     "hybrid/behaviour@records:tree-behaviour,tree-retract,tree-radix,tree-limit,tree-seeded",
     "hybrid/bf16@records:bf16-ar,bf16-tree",
 )
-PARITY_REST = ("dense/matrix", "dense/behaviour", "dense/oracle:oracle-32", "hybrid/variants")
+PARITY_REST = ("hybrid/auto", "dense/matrix", "dense/behaviour", "dense/oracle:oracle-32", "hybrid/variants")
 # The whole model at one request, a slice at one and eight, and a model so small that the host's work shows.
 COSTS = (
     "shape-27b/costs:cost-ar,cost-linear,cost-tree-16,cost-tree-32",

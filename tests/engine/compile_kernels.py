@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import triton
-from sglang_ddtree.kernels import accept, buffers, build, gdn, mask, sample, shadow, slots, topk
+from sglang_ddtree.kernels import accept, buffers, build, gdn, mask, nested, sample, shadow, slots, topk
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -83,6 +83,8 @@ def round_kernels() -> None:
         accept.accept_tree(target, tree, slot, i64, out, buffers.TreeCounters.allocate(depths + 1, "cpu"))
         ring = shadow.ShadowRing.allocate(4, depths, rows, "cpu")
         shadow.shadow_step(ring, tree, i64, i64, i64, out.out_tokens, out.commit_lens)
+        bounds, totals = torch.zeros(5, 2, dtype=torch.int32), torch.zeros(3, 5, dtype=torch.int64)
+        nested.count_nested(out.accept_index, rows, 2, range(3), bounds, totals)
     rows = bs * depths
     logits = torch.zeros(rows, vocab, dtype=torch.bfloat16)
     ids, values, lse = torch.zeros(rows, k, dtype=torch.int64), torch.zeros(rows, k), torch.zeros(rows)

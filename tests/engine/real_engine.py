@@ -28,7 +28,7 @@ PLUGIN = REPOSITORY / "patches/sglang-ddtree/src"
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY), str(PLUGIN)]
 
-from sglang_ddtree.parity import checkpoint, float32, models  # noqa: E402
+from sglang_ddtree.parity import checkpoint, float32, models, plan  # noqa: E402
 from sglang_ddtree.parity.jobs_data import prompts  # noqa: E402
 
 BLOCK = 5
@@ -97,7 +97,8 @@ def overlay(source: Path, cache: Path) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One server. kind: ar, dflash, linear, shadow-linear or tree; fault: one of sglang_on_cpu.FAULTS, put in.
+    """One server. kind: ar, dflash, linear, shadow-linear, tree or auto, which takes another of its widths or the
+    chain every round; fault: one of sglang_on_cpu.FAULTS, put in.
 
     tp: ranks. saved: weights from a checkpoint, which ranks cut, instead of a draw in place, which they cannot share.
     """
@@ -106,6 +107,7 @@ class Arm:
     jobs: tuple[dict[str, Any], ...]
     target: str = "hybrid"
     budget: int = 8
+    widths: tuple[int, ...] = (2, 4, 9)
     cap: int = 4
     requests: int = 3
     informed: bool = True
@@ -140,7 +142,10 @@ class Arm:
         if self.kind == "dflash":
             return [*args, "--speculative-algorithm", "DFLASH"]
         args += ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", self.kind]
-        args += ["--speculative-ddtree-budget", str(self.budget), "--speculative-ddtree-topk-cap", str(self.cap)]
+        sizes = ["--speculative-ddtree-budget", str(self.budget)]
+        if self.kind == "auto":
+            sizes = ["--speculative-ddtree-widths", ",".join(map(str, self.widths))]
+        args += [*sizes, "--speculative-ddtree-topk-cap", str(self.cap)]
         return [*args, "--speculative-ddtree-allow-hybrid-unsafe"]
 
     def spec(self, folder: Path) -> dict[str, Any]:
@@ -149,7 +154,8 @@ class Arm:
             "jobs": list(self.jobs),
             "seed": None if self.saved else 1,
             "float32": True,
-            "informed": self.informed and self.kind == "tree",
+            "informed": self.informed and self.kind in ("tree", "auto"),
+            "environ": dict(plan.CYCLE) if self.kind == "auto" else {},
             "late_seeds": self.seeded,
             "fault": self.fault,
             "tp": self.tp,
@@ -218,7 +224,7 @@ def _serve(pairs: list[str], site: Path, folder: Path, limit: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run one arm of the real engine on the CPU and print its result.")
-    parser.add_argument("kind", choices=("ar", "dflash", "linear", "shadow-linear", "tree"))
+    parser.add_argument("kind", choices=("ar", "dflash", "linear", "shadow-linear", "tree", "auto"))
     parser.add_argument("--target", default="hybrid", choices=("hybrid", "dense"))
     parser.add_argument("--budget", type=int, default=8)
     parser.add_argument("--cap", type=int, default=4)

@@ -15,7 +15,7 @@ def test_passes_in_the_interpreter(name: str) -> None:
     ("name", "kernel"),
     [("topk", "draft_topk"), ("topk", "merge_topk"), ("build", "build_tree"), ("slots_and_mask", "prepare_round"),
      ("slots_and_mask", "write_tree_mask"), ("accept", "accept_tree"), ("sample", "sample_targets"),
-     ("shadow", "shadow_step"), ("hybrid", "gdn.conv_tree"), ("hybrid", "gdn.gdn_tree"),
+     ("shadow", "shadow_step"), ("nested", "count_nested"), ("hybrid", "gdn.conv_tree"), ("hybrid", "gdn.gdn_tree"),
      ("hybrid", "gdn.commit_tree")],
 )  # fmt: skip
 def test_notices_a_kernel_that_does_nothing(name: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:

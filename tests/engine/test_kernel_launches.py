@@ -172,7 +172,7 @@ def test_the_benchmark_runs_through(benchmark_script: ModuleType, monkeypatch: p
     lines += benchmark_script.time_hybrid(2, 5, 1.0, torch.bfloat16)
     assert [line["kernel"] for line in lines] == [
         "head gemm", "topk + logsumexp", "head gemm + topk",
-        "prepare_round", "build_tree", "write_tree_mask", "accept_tree", "build + mask + accept",
+        "prepare_round", "build_tree", "write_tree_mask", "accept_tree", "count_nested", "build + mask + accept",
         "conv_tree", "gdn_tree", "commit_tree",
     ]  # fmt: skip
     assert all(line["us"] == 1.0 and line["bound_us"] > 0 for line in lines)

@@ -21,7 +21,7 @@ from benchmarks.gpu import stages
 ROOT = Path(__file__).parents[2]
 ALL = [
     *(f"{target}/{name}" for target in ("hybrid", "dense") for name in
-      ("matrix", "variants", "behaviour", "audits", "oracle", "bf16", "selftest")),
+      ("matrix", "variants", "behaviour", "audits", "oracle", "auto", "bf16", "selftest")),
     *(f"hybrid/{name}@records" for name in ("matrix", "behaviour", "audits", "oracle", "bf16", "selftest")),
     "hybrid/costs", "shape-27b-12/costs", "shape-27b/costs", "shape-27b/costs-of-eight",
     "hybrid/costs@records", "shape-27b-12/costs@records", "shape-27b/costs@records", "shape-27b/costs-of-eight@records",
@@ -67,13 +67,13 @@ def test_sglang_accepts_every_arm_on_an_h200(settled: dict[str, Any]) -> None:
 def test_arms_run_as_their_names_say(settled: dict[str, Any]) -> None:
     for arm in sections.gather(ALL):
         found = settled[arm.name]
-        if arm.kind == "tree":
+        if arm.kind in ("tree", "auto"):
             assert found["speculative_num_draft_tokens"] == arm.budget + 1, arm.name
         assert found["disable_overlap_schedule"] == ("overlap" in arm.name or "/oracle-" in arm.name), arm.name
         assert found["disable_radix_cache"] == ("radix" not in arm.name), arm.name
         assert found["max_running_requests"] == arm.requests, arm.name
         assert found["states"] == (
-            ("records" if "@records" in arm.name else "snapshots") if arm.kind == "tree" else None
+            ("records" if "@records" in arm.name else "snapshots") if arm.kind in ("tree", "auto") else None
         )
     for name in ("ar-radix", "tree-radix", "tree-radix@records"):
         radix = settled[f"hybrid/{name}"]

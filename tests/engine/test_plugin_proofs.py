@@ -81,6 +81,7 @@ def test_an_edit_of_what_a_round_computes_withdraws_a_proof(tmp_path: Path) -> N
 
 BYSTANDERS = {
     "__init__.py",
+    "auto/__init__.py",
     "args.py",
     "metrics.py",
     "proofs.py",
@@ -88,6 +89,11 @@ BYSTANDERS = {
     "kernels/__init__.py",
     "kernels/shadow.py",
 }
+
+# args.py reads there which widths there are; a tree of one width needs nothing of them.
+WIDTHS = {"auto/settings.py", "auto/shapes.py"}
+# Which width runs, and what is counted for that: not what a round of it computes.
+CHOICE = {"auto/chooser.py", "auto/costs.py", "auto/policy.py", "auto/report.py", "kernels/nested.py"}
 
 
 def imported(*first: str) -> set[str]:
@@ -112,11 +118,42 @@ def imported(*first: str) -> set[str]:
 def test_the_proof_covers_all_that_the_worker_imports() -> None:
     """What is left out decides whether a server starts, or counts, but not what a tree round computes."""
     chosen = {"states.py"}  # args.py reads there how states are kept; snapshots need nothing else of it
-    assert imported("worker.py", "algo.py", "hooks.py") - chosen == set(proofs.STATE_SOURCES)
+    assert imported("worker.py", "algo.py", "hooks.py") - chosen - WIDTHS == set(proofs.STATE_SOURCES)
 
 
 def test_the_proof_of_records_covers_what_they_import_as_well() -> None:
-    assert imported("records_worker.py", "records.py") == {*proofs.STATE_SOURCES, *proofs.RECORD_SOURCES}
+    assert imported("records_worker.py", "records.py") - WIDTHS == {*proofs.STATE_SOURCES, *proofs.RECORD_SOURCES}
+
+
+def test_the_proof_of_changing_widths_covers_what_they_import_as_well() -> None:
+    found = imported("auto/worker.py", "worker.py", "algo.py", "hooks.py")
+    assert found - CHOICE == {*proofs.STATE_SOURCES, *proofs.AUTO_SOURCES}
+
+
+def test_mode_auto_needs_a_record_of_changing_widths() -> None:
+    wanted = dataclasses.replace(WANTED, auto="a" * 64)
+    reason = proofs.reject(RECORD, wanted)
+    assert reason is not None
+    assert "trees of one width" in reason
+    assert proofs.reject({**RECORD, "auto": "a" * 64}, wanted) is None
+    other = proofs.reject({**RECORD, "auto": "b" * 64}, wanted)
+    assert other is not None
+    assert "auto 'b" in other
+    assert "budgets up to 64" in str(
+        proofs.reject({**RECORD, "auto": "a" * 64}, dataclasses.replace(wanted, budget=65))
+    )
+    assert proofs.reject({**RECORD, "auto": "a" * 64}, WANTED) is None  # it proves the trees of one width as well
+
+
+def test_an_edit_of_how_widths_change_withdraws_proofs_of_auto_alone(tmp_path: Path) -> None:
+    package = tmp_path / "p"
+    shutil.copytree(Path(proofs.__file__).parent, package)
+    tree, auto = proofs.engine_digest(package), proofs.auto_digest(package)
+    (package / "auto" / "policy.py").write_text("changed")
+    assert proofs.auto_digest(package) == auto
+    (package / "auto" / "captures.py").write_text("changed")
+    assert proofs.auto_digest(package) != auto
+    assert proofs.engine_digest(package) == tree
 
 
 def test_an_edit_of_the_record_kernels_withdraws_proofs_of_records_alone(tmp_path: Path) -> None:

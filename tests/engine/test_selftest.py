@@ -51,6 +51,56 @@ def test_a_clean_run_is_a_proof_that_the_engine_accepts() -> None:
     assert proofs.judge(dataclasses.replace(wanted, compute_capability="9.0"), [("r", proof)])[0] is None
 
 
+AUTO_ROWS = [
+    {"arm": "pair/auto-cycle", "kind": "auto", "dtype": "float32", "wrong": [], "off_spine": 9},
+    {"arm": "pair/auto-oracle/laws", "kind": "oracle", "wrong": [], "laws": {"nodes_with_elder_sibling": 4}},
+]  # fmt: skip
+
+
+def test_arms_of_changing_widths_prove_mode_auto_beside_the_rest() -> None:
+    proof = selftest.record([*ROWS, *AUTO_ROWS], "12.0", 98.0, 0.0)
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", "12.0", proofs.engine_digest(), proofs.running_driver(), 64,
+        auto=proofs.auto_digest(),
+    )  # fmt: skip
+    assert proofs.judge(wanted, [("r", proof)])[0] == "r"
+    assert proofs.judge(wanted, [("r", selftest.record(ROWS, "12.0", 98.0, 0.0))])[0] is None
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("change", [{"wrong": ["a token differs"]}, {"off_spine": None}])
+def test_a_wrong_change_of_widths_is_no_proof_of_auto_and_takes_none_from_trees(
+    place: int, change: dict[str, Any]
+) -> None:
+    rows = [{**row, **change} if number == place else row for number, row in enumerate(AUTO_ROWS)]
+    proof = selftest.record([*ROWS, *rows], "12.0", 98.0, 0.0)
+    assert proof["passed"]
+    assert ("auto" in proof) == (place == 1 and change == {"off_spine": None})
+    broken = selftest.record([*changed(1, wrong=["a token differs"]), *AUTO_ROWS], "12.0", 98.0, 0.0)
+    assert not broken["passed"]
+
+
+def test_arms_of_changing_widths_run_last_and_with_snapshots_only(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = selftest.arms(FOLDER)
+    assert [arm.name for arm in found if arm.kind == "auto"] == [arm.name for arm in found[-2:]]
+    argv = found[-1].argv(Path("/models"))
+    assert argv[argv.index("--speculative-ddtree-widths") + 1] == "4,16,64"
+    assert dict(found[-1].spec(Path("/models"), Path("/lock"))["environ"])["SGLANG_DDTREE_CONFIG"]
+    asked: list[str] = []
+
+    def run_arms(arms: list[Any], *_: Any, **__: Any) -> dict[str, Any]:
+        asked.extend(arm.kind for arm in arms)
+        return {arm.name: {"ok": False, "error": "not run"} for arm in arms}
+
+    monkeypatch.setattr(selftest, "run_arms", run_arms)
+    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--states", "records"]), tmp_path)
+    assert "auto" not in asked
+    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER)]), tmp_path)
+    assert asked.count("auto") == 2
+
+
 def test_records_are_proven_by_records_of_their_own(tmp_path: Path) -> None:
     proof = selftest.record(ROWS, "12.0", 98.0, 0.0, "records")
     wanted = proofs.Combination(

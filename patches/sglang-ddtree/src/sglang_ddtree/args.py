@@ -17,26 +17,35 @@ from typing import Any
 
 from sglang_ddtree import config as settings
 from sglang_ddtree import proofs, refusals, states
+from sglang_ddtree.auto import settings as choices
+from sglang_ddtree.auto.settings import AutoConfig, AutoResolved
 from sglang_ddtree.config import DDTreeConfig
 
 logger = logging.getLogger(__name__)
 NAME = "DDTREE"
-_FLAG_FIELDS = ("mode", "budget", "topk_cap", "keep_spine", "allow_hybrid_unsafe", "proofs_dir")
+_FLAG_FIELDS = ("mode", "budget", "widths", "topk_cap", "keep_spine", "allow_hybrid_unsafe", "proofs_dir")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("DDTree speculative decoding (--speculative-algorithm DDTREE)")
     group.add_argument(
         "--speculative-ddtree-mode",
-        choices=settings.MODES,
+        choices=choices.MODES,
         default=None,
-        help="linear is SGLang's DFLASH; shadow-linear scores trees beside it; tree verifies them. Default linear.",
+        help="linear is SGLang's DFLASH; shadow-linear scores trees beside it; tree verifies them; auto verifies the "
+        "chain or a tree of one of several widths, whichever gives more tokens a second. Default linear.",
     )
     group.add_argument(
         "--speculative-ddtree-budget",
         type=int,
         default=None,
         help="Nodes of the draft tree, its root not counted. Default 16.",
+    )
+    group.add_argument(
+        "--speculative-ddtree-widths",
+        type=choices.parse_widths,
+        default=None,
+        help="Mode auto: nodes of the trees to choose among, beside the chain. Default 8,16,32.",
     )
     group.add_argument(
         "--speculative-ddtree-topk-cap",
@@ -90,8 +99,7 @@ def hook_from_cli_args(original: Any, cls: type, args: argparse.Namespace) -> An
     if kept is not None:
         os.environ[states.ENV] = kept
     if given:
-        base = DDTreeConfig.from_environment()
-        os.environ[settings.ENV] = DDTreeConfig(**{**vars(base), **given}).to_json()
+        os.environ[settings.ENV] = choices.to_json(*choices.read({**choices.environment(), **given}))
     return original(cls, args)
 
 
@@ -103,7 +111,7 @@ def before_post_init(server_args: Any, *_args: Any, **_kwargs: Any) -> None:
     """The numbers SGLang sizes memory by, in place before it does."""
     if not _is_ours(server_args):
         return
-    config = DDTreeConfig.from_environment()
+    config, _auto = choices.from_environment()
     if config.mode != "tree":
         return
     for field, flag in (
@@ -142,22 +150,30 @@ def resolve(server_args: Any) -> states.Resolved:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.arg_groups.speculative_hook import _handle_dflash
 
-    config = DDTreeConfig.from_environment()
+    config, auto = choices.from_environment()
     view = resolved_view(server_args)
-    facts = gather_facts(server_args, view, config)
-    found = refusals.reasons(view, config, facts)
+    facts = gather_facts(server_args, view, config, auto)
+    found = refusals.reasons(view, config, facts, auto)
     if found:
-        raise ValueError(refusals.message(config, found))
+        raise ValueError(refusals.message(config, found, auto))
     if config.mode == "tree":
         _write(server_args, {"speculative_num_draft_tokens": None, "speculative_eagle_topk": 1})
     _handle_dflash(server_args)
     block = int(server_args.speculative_num_draft_tokens)
-    resolved = states.Resolved(config, block, verdict(config, facts), facts.states)
+    resolved = resolved_of(config, auto, block, facts)
     if config.mode == "tree":
         _write(server_args, tree_numbers(config))
     settings.attach(server_args, resolved)
     logger.info("DDTREE settings: %s", resolved.public())
     return resolved
+
+
+def resolved_of(config: DDTreeConfig, auto: AutoConfig | None, block: int, facts: refusals.Facts) -> states.Resolved:
+    if auto is None:
+        return states.Resolved(config, block, verdict(config, facts), facts.states)
+    if config.budget < block - 1:  # the rules ran on the drafter's configuration, which may have been unreadable
+        raise ValueError(refusals.message(config, [refusals.chain_too_long(config.budget, block)], auto))
+    return AutoResolved(config, block, verdict(config, facts), facts.states, auto)
 
 
 def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
@@ -168,7 +184,7 @@ def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
     )
 
 
-def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.Facts:
+def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoConfig | None = None) -> refusals.Facts:
     """Read what the rules need from the model configurations, the environment and the host."""
     from sglang.srt.configs.model_config import AttentionArch
     from sglang.srt.environ import envs
@@ -185,7 +201,7 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig) -> refusals.
     kept = states.from_environment() if config.mode == "tree" else states.SNAPSHOTS
     if config.mode == "tree" and refusals.needs_proof(hybrid, tp):
         backend = view.decode_attention_backend or view.attention_backend
-        proof, why = find_proof(config, architecture, backend, capability, kept, tp)
+        proof, why = find_proof(config, architecture, backend, capability, kept, tp, auto is not None)
     return refusals.Facts(
         architecture=architecture,
         hybrid=hybrid,
@@ -213,12 +229,19 @@ def recurrent_layers(model: Any) -> dict[str, Any]:
 
 
 def find_proof(
-    config: DDTreeConfig, architecture: str, backend: str, capability: str, kept: str, tp: int = 1
+    config: DDTreeConfig,
+    architecture: str,
+    backend: str,
+    capability: str,
+    kept: str,
+    tp: int = 1,
+    auto: bool = False,
 ) -> tuple[str | None, list[str]]:
     from pathlib import Path
 
     engine, driver = proofs.engine_digest(states=kept, tp=tp), proofs.running_driver()
-    wanted = proofs.Combination(architecture, backend, capability, engine, driver, config.budget, kept, tp)
+    changes = proofs.auto_digest() if auto else None
+    wanted = proofs.Combination(architecture, backend, capability, engine, driver, config.budget, kept, tp, changes)
     return proofs.judge(wanted, [*proofs.shipped(), *proofs.read_records(Path(config.proofs_dir))])
 
 

@@ -132,6 +132,25 @@ TARGETS: tuple[Target, ...] = (
         "cls batch model_runner capture_hidden_mode return_hidden_states_before_norm",
         "call",
     ),
+    # Mode auto: a backend and a graph runner for each width, and replays that are timed at the start.
+    _t("model_executor.model_runner.ModelRunner._get_attention_backend", "self init_new_workspace", "call"),
+    _t("model_executor.model_runner.ModelRunner._decode_cuda_graph_runner_cls", "self", "call"),
+    _t(
+        f"{_RUNNER}.__init__",
+        "self model_runner attn_backend speculative_num_steps speculative_num_draft_tokens",
+        "call",
+    ),
+    _t(f"{_RUNNER}._make_graph_key", "self size stream_idx variant_label", "call"),
+    _t(
+        "model_executor.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend.replay",
+        "self shape_key static_forward_batch kwargs",
+        "call",
+    ),
+    _t(
+        "layers.attention.triton_backend.TritonAttnBackend.init_cuda_graph_state",
+        "self max_bs max_num_tokens kv_indices_buf cuda_graph_num_kv_splits_buf",
+        "call",
+    ),
 )
 
 # A spec class must answer what the enum answers; SGLang's own check looks at is_* and supports_* only.

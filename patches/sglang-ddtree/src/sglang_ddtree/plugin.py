@@ -24,12 +24,23 @@ def register() -> None:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from sglang_ddtree.algo import DDTreeSpecAlgo
-    from sglang_ddtree.records import worker_class
 
     for target, hook, kind in table():
         HookRegistry.register(target, hook, HookType(kind))
     SpeculativeAlgorithm.register(args.NAME, supports_overlap=True, spec_class=DDTreeSpecAlgo)(worker_class)
     logger.info("DDTREE registered on SGLang %s", __version__)
+
+
+def worker_class(server_args: Any) -> type:
+    """Factory for SGLang's registry: the worker of the settings that the arguments were resolved to."""
+    from sglang_ddtree import config, records
+    from sglang_ddtree.auto.settings import AutoResolved
+
+    if not isinstance(config.of(server_args), AutoResolved):
+        return records.worker_class(server_args)
+    from sglang_ddtree.auto.worker import AutoWorker
+
+    return AutoWorker
 
 
 def table() -> list[tuple[str, Any, str]]:

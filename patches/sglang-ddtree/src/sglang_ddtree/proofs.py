@@ -12,7 +12,8 @@ file:
 
 `driver` may be absent; where it stands it must be the running one, since a driver carries the compiler of the kernels.
 `states` says how recurrent states were kept; absent, it means snapshots. `tp` is the number of GPUs that share a model;
-absent, it means one.
+absent, it means one. In mode auto the width changes between rounds, and a record holds there only if it has
+`"auto": "<auto_digest()>"` as well.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ RECORD_SOURCES = (
 )
 # What keeps the ranks of a model on several GPUs together; the same test holds that it needs nothing else.
 RANK_SOURCES = ("ranks.py",)
+# What mode auto computes a round with beyond those: which width runs decides no token, but a width's objects could.
+AUTO_SOURCES = (
+    "auto/captures.py",
+    "auto/settings.py",
+    "auto/shapes.py",
+    "auto/timing.py",
+    "auto/worker.py",
+    "states.py",
+)
 # Classes that wrap another one's layers: the vision wrapper of Qwen3.5 runs the text model's own, state for state.
 FAMILY = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
 _PACKAGE = Path(__file__).parent
@@ -65,7 +75,8 @@ _DRIVER_FILE = Path("/sys/module/nvidia/version")
 @dataclasses.dataclass(frozen=True)
 class Combination:
     """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes. states: snapshots or
-    records (see states.py). tp: GPUs that share the model. `engine` is the digest for the two.
+    records (see states.py). tp: GPUs that share the model. `engine` is the digest for the two. auto: `auto_digest()` in
+    mode auto, whose budget is the widest, else None; a record that names none is about trees of one width.
     """
 
     architecture: str
@@ -76,6 +87,7 @@ class Combination:
     budget: int
     states: str = "snapshots"
     tp: int = 1
+    auto: str | None = None
 
     def label(self) -> str:
         several = f", {self.tp} GPUs" if self.tp > 1 else ""
@@ -84,9 +96,18 @@ class Combination:
 
 def engine_digest(root: Path = _PACKAGE, states: str = "snapshots", tp: int = 1) -> str:
     """sha256 over the sources that decide what a tree round computes: what a proof vouches for."""
-    digest = hashlib.sha256()
     more = (*(RECORD_SOURCES if states == "records" else ()), *(RANK_SOURCES if tp > 1 else ()))
-    for name in (*STATE_SOURCES, *more):
+    return _digest(root, (*STATE_SOURCES, *more))
+
+
+def auto_digest(root: Path = _PACKAGE) -> str:
+    """sha256 over the sources that a round of mode auto computes with beyond a tree's."""
+    return _digest(root, AUTO_SOURCES)
+
+
+def _digest(root: Path, sources: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for name in sources:
         digest.update(name.encode() + b"\0" + (root / name).read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -119,6 +140,10 @@ def reject(record: Any, wanted: Combination) -> str | None:
         return f"was made under driver {record['driver']}; {wanted.driver} runs now"
     if not isinstance(record.get("max_budget"), int) or record["max_budget"] < wanted.budget:
         return f"covers budgets up to {record.get('max_budget')!r}, not {wanted.budget}"
+    if wanted.auto is not None and record.get("auto") is None:
+        return "is about trees of one width, not about mode auto, which changes it"
+    if wanted.auto is not None and record["auto"] != wanted.auto:
+        return f"is about auto {record['auto']!r}, not {wanted.auto!r}"
     return None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_ddtree import states
+from sglang_ddtree.auto.settings import AutoConfig
 from sglang_ddtree.config import DDTreeConfig
 
 
@@ -244,10 +245,43 @@ TREE: tuple[Rule, ...] = (
 RULES = {"linear": ALWAYS, "shadow-linear": ALWAYS + _WATCHES, "tree": ALWAYS + TREE}
 
 
-def reasons(args: Any, config: DDTreeConfig, facts: Facts) -> list[str]:
-    return [reason for rule in RULES[config.mode] if (reason := rule(args, config, facts)) is not None]
+def chain_too_long(widest: int, block_size: int) -> str:
+    return (
+        f"the widest width is {widest} and this drafter's chain, which mode auto always chooses among, has "
+        f"{block_size - 1} nodes; give --speculative-ddtree-widths one of at least {block_size - 1}"
+    )
 
 
-def message(config: DDTreeConfig, found: list[str]) -> str:
+def auto_reasons(args: Any, config: DDTreeConfig, facts: Facts, auto: AutoConfig) -> list[str]:
+    """What mode auto needs beyond a tree of its widest width."""
+    found = []
+    if facts.drafter_block is not None and config.budget < facts.drafter_block - 1:
+        found.append(chain_too_long(config.budget, facts.drafter_block))
+    if args.tp_size != 1:
+        found.append(
+            "each rank would choose by costs and counts of its own, and they must run the same width; set "
+            "--tensor-parallel-size 1, or use --speculative-ddtree-mode tree"
+        )
+    if facts.states == states.RECORDS:
+        found.append(
+            "records of recurrent states are of one width; use --speculative-ddtree-states snapshots, or "
+            "--speculative-ddtree-mode tree"
+        )
+    backend = args.cuda_graph_config.decode.backend
+    if auto.choice == "measured" and backend != "full":
+        found.append(
+            f"the costs of the widths are measured on captured rounds, and the decode graphs' backend is {backend}; "
+            f"set --cuda-graph-backend-decode full, or use --speculative-ddtree-mode tree"
+        )
+    return found
+
+
+def reasons(args: Any, config: DDTreeConfig, facts: Facts, auto: AutoConfig | None = None) -> list[str]:
+    found = [reason for rule in RULES[config.mode] if (reason := rule(args, config, facts)) is not None]
+    return found if auto is None else found + auto_reasons(args, config, facts, auto)
+
+
+def message(config: DDTreeConfig, found: list[str], auto: AutoConfig | None = None) -> str:
     listed = "".join(f"\n  - {reason}." for reason in found)
-    return f"DDTREE in mode {config.mode} cannot serve this configuration:{listed}"
+    mode = config.mode if auto is None else "auto"
+    return f"DDTREE in mode {mode} cannot serve this configuration:{listed}"

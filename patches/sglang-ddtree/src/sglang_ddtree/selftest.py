@@ -6,6 +6,7 @@ when it decides whether a hybrid target may be verified in trees here (see :mod:
 * linear gives DFLASH's tokens, trees of several budgets give plain decoding's, in float32, alone and as a batch;
 * nodes beside the drafter's top-1 chain were accepted on the way, else chains alone would have been tested;
 * every node's law in a tree is that of plain decoding over the node's own path;
+* the same where the width changes every round, or else the record is silent about mode auto;
 * after each job the memory pools are back where they were.
 
 `--states records` proves the other way to keep recurrent states, in a record of its own. A failed run replaces an
@@ -25,13 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ddtree import config, proofs, states
-from sglang_ddtree.parity import suite
+from sglang_ddtree.parity import plan, suite
 from sglang_ddtree.parity.plan import Arm
 from sglang_ddtree.parity.pool import run_arms
 
 BACKEND = "triton"
 BUDGETS = (4, 16, 32, 64)
 ORACLE_BUDGETS = (16, 32)
+AUTO_WIDTHS = (4, 16, 64)
 ORACLE_ROUNDS = 6  # every node of these is asked about by itself, over the whole vocabulary
 NEW_TOKENS = 96
 LIMIT_S = 240.0
@@ -53,7 +55,14 @@ def arms(pair: Path) -> list[Arm]:
     found = [arm(pair, f"{kind}-{b}" if kind == "tree" else kind, kind, jobs, b) for kind, b in cells]
     record = ({"job": "record_trees", "rounds": ORACLE_ROUNDS, "asks": asks[:2]},)
     eager = ("--disable-overlap-schedule",)
-    return found + [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
+    found += [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
+    return [*found, changing(pair, "auto-cycle", jobs), changing(pair, "auto-oracle", record, eager)]
+
+
+def changing(pair: Path, name: str, jobs: tuple[dict[str, Any], ...], extra: tuple[str, ...] = ()) -> Arm:
+    """An arm whose every round has another width than the one before."""
+    made = arm(pair, name, "auto", jobs, max(AUTO_WIDTHS), extra)
+    return dataclasses.replace(made, widths=AUTO_WIDTHS, environ=plan.CYCLE)
 
 
 def arm(
@@ -90,7 +99,7 @@ def record(
     rows: list[dict[str, Any]], capability: str, seconds: float, when: float, kept: str = states.SNAPSHOTS
 ) -> dict[str, Any]:
     """The proof in the form that `proofs.judge` reads."""
-    reasons = unproven(rows)
+    reasons = unproven([row for row in rows if not suite.about_auto(row)])
     return {
         "schema": proofs.SCHEMA,
         "engine": proofs.engine_digest(states=kept),
@@ -101,6 +110,7 @@ def record(
         "driver": proofs.running_driver(),
         "max_budget": max(BUDGETS),
         "passed": not reasons,
+        **suite.auto_key(rows),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
         "suite": {"seconds": round(seconds, 1), "unproven": reasons, "rows": summary(rows)},
     }
@@ -121,6 +131,8 @@ def write(directory: Path, proof: dict[str, Any]) -> Path:
 def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     """The suite's rows on this GPU."""
     chosen = [dataclasses.replace(arm, states=options.states) for arm in arms(pair)]
+    if options.states != states.SNAPSHOTS:
+        chosen = [arm for arm in chosen if arm.kind != "auto"]  # refused: records are of one width
     results = run_arms(
         [with_weights(a) for a in chosen],
         out,

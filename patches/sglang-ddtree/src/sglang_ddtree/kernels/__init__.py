@@ -24,6 +24,7 @@ Rules every function here keeps:
 ``sample.sample_targets``             one seeded draw per row, SGLang's law
 ``accept.accept_tree``                target tokens -> accepted path, bonus, slots to move, counters
 ``shadow.shadow_step``                score of trees that were only watched
+``nested.count_nested``               what narrower trees would have had accepted
 ``gdn.conv_tree``, ``gdn.gdn_tree``   a hybrid layer on trees, without a state per node
 ``gdn.commit_tree``                   replay of the accepted path, all layers in two launches
 ``hybrid.HybridTree``                 these three behind the calls SGLang makes

@@ -19,6 +19,7 @@ from sglang_ddtree.kernels.accept import accept_tree
 from sglang_ddtree.kernels.buffers import AcceptBuffers, TreeBuffers, TreeCounters
 from sglang_ddtree.kernels.build import build_tree
 from sglang_ddtree.kernels.mask import write_tree_mask
+from sglang_ddtree.kernels.nested import count_nested
 from sglang_ddtree.kernels.sample import SamplingParams, sample_targets
 from sglang_ddtree.kernels.shadow import ShadowRing, shadow_step
 from sglang_ddtree.kernels.slots import prepare_round
@@ -26,6 +27,7 @@ from sglang_ddtree.kernels.topk import draft_topk, merge_topk
 from sglang_ddtree.reference import accept as ref_accept
 from sglang_ddtree.reference import examples
 from sglang_ddtree.reference import gdn as ref_gdn
+from sglang_ddtree.reference import nested as ref_nested
 from sglang_ddtree.reference import sampling as ref_sampling
 from sglang_ddtree.reference import shadow as ref_shadow
 from sglang_ddtree.reference import topk as ref_topk
@@ -267,6 +269,27 @@ def check_shadow(s: Sizes) -> float:
     return 0.0
 
 
+def check_nested(s: Sizes) -> float:
+    """Counts of random ascending paths in intervals of rows, over several rounds."""
+    rng = np.random.default_rng(7)
+    width, bounds = 16, np.array([[0, 8], [8, 16], [16, 64], [0, 15]], dtype=np.int32)
+    totals = torch.zeros((3, len(bounds)), dtype=torch.int64, device=s.device)
+    want = np.zeros((3, len(bounds)), dtype=np.int64)
+    for shape, rows, intervals in ((2, 65, range(3)), (0, 9, range(1)), (3, 16, range(3, 4)), (2, 65, range(3))):
+        index, paths = np.full((s.requests, width), -1, dtype=np.int32), []
+        for request in range(s.requests):
+            nodes = rng.choice(np.arange(1, rows), int(rng.integers(0, min(width, rows))), replace=False)
+            paths.append([0, *sorted(nodes.tolist())])
+            index[request, : len(paths[-1])] = np.array(paths[-1]) + request * rows
+        on_device = (torch.from_numpy(x).to(s.device) for x in (index, bounds))
+        count_nested(next(on_device), rows, shape, intervals, next(on_device), totals)
+        told = slice(intervals.start, intervals.stop)
+        want[0, shape] += s.requests
+        want[1:, told] += np.array(ref_nested.count_nested(paths, bounds))[:, told]
+    _same("nested counts", totals, want)
+    return 0.0
+
+
 @dataclass(frozen=True)
 class HybridCase:
     """One layer's inputs for a batch of random trees."""
@@ -367,6 +390,7 @@ CHECKS: dict[str, Callable[[Sizes], float]] = {
     "accept": check_accept,
     "sample": check_sample,
     "shadow": check_shadow,
+    "nested": check_nested,
     "hybrid": check_hybrid,
 }
 

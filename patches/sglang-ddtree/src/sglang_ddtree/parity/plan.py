@@ -15,11 +15,11 @@ CAPS = (1, 2, 4, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear or tree.
+    """One process: a server configuration and its jobs. kind: ar, dflash, linear, shadow-linear, tree or auto.
 
     memory: (shares, of): 0 of 1 for a small model; 1 of 2 where two arms' weights fit the GPU at once, 2 of 2 where
     one's do. The last value of a flag counts, so `extra` can replace any above it. states: how a tree keeps recurrent
-    states (states.py).
+    states (states.py). widths: of an auto arm, whose budget is the widest.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Arm:
     environ: tuple[tuple[str, str], ...] = ()
     memory: tuple[int, int] = (0, 1)
     states: str = "snapshots"
+    widths: tuple[int, ...] = ()
 
     def argv(self, models: Path) -> list[str]:
         """Arguments of sglang.launch_server. Radix cache and prefill graphs are off unless `extra` says otherwise."""
@@ -95,13 +96,17 @@ class Arm:
             *args,
             "--speculative-ddtree-mode",
             self.kind,
-            "--speculative-ddtree-budget",
-            str(self.budget),
+            *self._sizes(),
             "--speculative-ddtree-topk-cap",
             str(self.cap),
             "--speculative-ddtree-allow-hybrid-unsafe",
-            *(["--speculative-ddtree-states", self.states] if self.kind == "tree" else []),
+            *(["--speculative-ddtree-states", self.states] if self.kind in ("tree", "auto") else []),
         ]
+
+    def _sizes(self) -> list[str]:
+        if self.kind == "auto":
+            return ["--speculative-ddtree-widths", ",".join(map(str, self.widths))]
+        return ["--speculative-ddtree-budget", str(self.budget)]
 
     def spec(self, models: Path, lock: Path) -> dict[str, Any]:
         environ = dict(self.environ)
@@ -113,7 +118,7 @@ class Arm:
             "environ": environ,
             "jobs": list(self.jobs),
             "float32": self.dtype == "float32",
-            "informed": self.informed and self.kind == "tree",
+            "informed": self.informed and self.kind in ("tree", "auto"),
             "late_seeds": self.seeded,
             "extra_buffer": self.extra_buffer,
             "gpu_lock": str(lock),
@@ -169,6 +174,30 @@ def oracle(target: str) -> list[Arm]:
     return [
         Arm(f"{target}/oracle-{b}", "tree", target, (record,), budget=b, extra=("--disable-overlap-schedule",))
         for b in (8, 16, 32)
+    ]
+
+
+AUTO_WIDTHS = (4, 16, 64)
+CYCLE = (("SGLANG_DDTREE_CONFIG", '{"mode": "auto", "choice": "cycle"}'),)
+
+
+def auto(target: str) -> list[Arm]:
+    """Rounds whose width changes: another one every round, with each node's law looked at, and as served."""
+    record = {"job": "record_trees", "rounds": 24, "asks": fixed_asks(3, 48)}
+    plain = next(arm for arm in matrix(target) if arm.kind == "ar")
+    audit = {"job": "sync_audit", "asks": fixed_asks(4, 96, ignore_eos=True)}
+    eager = ("--disable-overlap-schedule",)
+
+    def arm(tail: str, jobs: tuple[dict[str, Any], ...], environ: Any = CYCLE, extra: tuple[str, ...] = ()) -> Arm:
+        name, widest = f"{target}/auto-{tail}", max(AUTO_WIDTHS)
+        return Arm(name, "auto", target, jobs, budget=widest, widths=AUTO_WIDTHS, environ=environ, extra=extra)
+
+    return [
+        plain,
+        arm("cycle", MATRIX_JOBS),
+        arm("cycle-no-overlap", MATRIX_JOBS, extra=eager),
+        arm("measured", (*MATRIX_JOBS, audit), ()),
+        arm("oracle-no-overlap", (record,), extra=eager),
     ]
 
 

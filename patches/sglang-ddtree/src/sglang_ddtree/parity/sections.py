@@ -16,6 +16,7 @@ SECTIONS: dict[str, Callable[[str], list[Arm]]] = {
     "variants": plan.variants,
     "behaviour": plan.behaviour,
     "audits": plan.audits,
+    "auto": plan.auto,
     "oracle": plan.oracle,
     "bf16": plan.half_precision,
     "costs": plan.costs,

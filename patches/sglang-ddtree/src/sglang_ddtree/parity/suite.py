@@ -45,7 +45,7 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
     if not result["ok"]:
         return {**row, "wrong": [last_line(result)], "late": bool(result.get("late"))}
     wrong, late = verdicts.job_failures(result), False
-    if arm.kind == "tree" and result["states"] != arm.states:
+    if arm.kind in ("tree", "auto") and result["states"] != arm.states:
         wrong.append(f"kept {result['states']}, not {arm.states}: nothing is shown of them")
     name = reference_of(arm)
     reference = results.get(name)
@@ -84,6 +84,22 @@ def common_jobs(left: Arm, right: Arm) -> list[int]:
     ]
 
 
+def about_auto(row: dict[str, Any]) -> bool:
+    """Whether the row is of an arm in mode auto, or of a question about one."""
+    return str(row["arm"]).partition("/")[2].startswith("auto")
+
+
+def auto_key(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """What a record says of mode auto: its sources, if arms in that mode ran, all were right, and side branches of
+    trees were accepted in them. Otherwise nothing, which leaves what is said of trees of one width as it is.
+    """
+    from sglang_ddtree import proofs
+
+    own = [row for row in rows if about_auto(row)]
+    shown = any(row.get("off_spine") for row in own) and not any(row["wrong"] for row in own)
+    return {"auto": proofs.auto_digest()} if shown else {}
+
+
 def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, Any]:
     """The record of proofs.py for what these arms showed on this GPU, passed or not."""
     import torch
@@ -93,6 +109,7 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     wrong = {row["arm"]: row["wrong"] for row in rows if row["wrong"]}
     (kept,) = {arm.states for arm in arms}
+    fixed = [row for row in rows if not about_auto(row)]
     return {
         "schema": proofs.SCHEMA,
         "engine": proofs.engine_digest(states=kept),
@@ -102,7 +119,8 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
         "compute_capability": args.compute_capability(),
         "driver": proofs.running_driver(),
         "max_budget": max(arm.budget for arm in arms),
-        "passed": not wrong,
+        "passed": not any(row["wrong"] for row in fixed),
+        **auto_key(rows),
         "when": when,
         "suite": {"gpu": device, "torch": torch.__version__, "arms": [row["arm"] for row in rows], "wrong": wrong},
     }
