@@ -41,7 +41,7 @@ class Case:
         if given or self.capability is None:
             return given
         # ServerArgs._get_default_attn_backend; for trees, whose top-k is above 1, the engine chooses.
-        if self.mode is Mode.TREE:
+        if self.mode.verifies_trees:
             return ""
         return {9: "fa3", 10: "trtllm_mha"}.get(self.capability[0], "")
 
@@ -88,7 +88,7 @@ def _fa3(case: Case) -> str | None:
 def _trtllm(case: Case) -> str | None:
     if case.attention != "trtllm_mha":
         return None
-    if case.mode is Mode.TREE:
+    if case.mode.verifies_trees:
         return "trtllm_mha verifies chains only: set --attention-backend triton"
     if case.sm is not None and case.sm not in (90, 100, 103, 120):
         return f"trtllm_mha does not run on compute capability {dotted(case)}: set --attention-backend triton"
@@ -112,7 +112,7 @@ def _linear_attention(case: Case) -> str | None:
     chosen = case.flag("--linear-attn-verify-backend", "--linear-attn-backend")
     if case.target is None or not case.target.hybrid or chosen in ("", "triton"):
         return None
-    if case.mode is Mode.TREE:
+    if case.mode.verifies_trees:
         return f"{chosen} verifies chains only on recurrent layers: set --linear-attn-backend triton"
     dtype = case.flag("--mamba-ssm-dtype") or case.target.state_dtype
     if chosen == "flashinfer" and case.sm is not None and case.sm >= 100 and dtype != "bfloat16":
@@ -133,7 +133,7 @@ def _speculation(flag: str, allowed: Sequence[str], why: str, change: str, *, tr
     """A flag that speculation (or the tree alone) does not get along with, unless it has one of ``allowed``."""
 
     def rule(case: Case) -> str | None:
-        concerned = case.mode is Mode.TREE if tree_only else case.mode.speculates
+        concerned = case.mode.verifies_trees if tree_only else case.mode.speculates
         if not concerned or flag not in case.flags or case.flags[flag] in allowed:
             return None
         return f"{why}: {change}"
@@ -142,19 +142,19 @@ def _speculation(flag: str, allowed: Sequence[str], why: str, change: str, *, tr
 
 
 def _tree_attention(case: Case) -> str | None:
-    if case.mode is not Mode.TREE or case.attention in ("", "triton", "fa3", "trtllm_mha"):
+    if not case.mode.verifies_trees or case.attention in ("", "triton", "fa3", "trtllm_mha"):
         return None
     return f"tree masks are proven on triton, not on {case.attention}: set --attention-backend triton"
 
 
 def _tree_fa3(case: Case) -> str | None:
-    if case.mode is Mode.TREE and case.attention == "fa3" and case.capability and case.capability[0] in (8, 9):
+    if case.mode.verifies_trees and case.attention == "fa3" and case.capability and case.capability[0] in (8, 9):
         return "tree masks are proven on triton, not on fa3: set --attention-backend triton"
     return None
 
 
 def _tree_prefix_cache(case: Case) -> str | None:
-    if case.mode is not Mode.TREE or case.target is None or not case.target.hybrid:
+    if not case.mode.verifies_trees or case.target is None or not case.target.hybrid:
         return None
     if "--disable-radix-cache" in case.flags or "--speculative-ddtree-allow-hybrid-unsafe" in case.flags:
         return None

@@ -40,6 +40,7 @@ class Mode(StrEnum):
     LINEAR = "linear"
     SHADOW_LINEAR = "shadow-linear"
     TREE = "tree"
+    AUTO = "auto"
 
     @property
     def speculates(self) -> bool:
@@ -47,7 +48,11 @@ class Mode(StrEnum):
 
     @property
     def builds_trees(self) -> bool:
-        return self in (Mode.SHADOW_LINEAR, Mode.TREE)
+        return self in (Mode.SHADOW_LINEAR, Mode.TREE, Mode.AUTO)
+
+    @property
+    def verifies_trees(self) -> bool:
+        return self in (Mode.TREE, Mode.AUTO)
 
 
 def most_nodes(topk_cap: int, block: int) -> int:
@@ -76,10 +81,10 @@ class Address(Frozen):
 class Settings(Frozen):
     """Everything that decides how one SGLang server is started; part of the release digest.
 
-    Times are seconds. ``budget`` counts tree nodes without the root; ``topk_cap`` is per depth. ``gpus`` are
-    indices in PCI order, as nvidia-smi counts; empty pins none. ``max_running_requests`` is always rendered: left
-    to itself, SGLang picks 48 for speculation and lets graph capture run out of memory. ``secrets`` are names only:
-    what the server is given; the values are no part of a release.
+    Times are seconds. ``budget`` counts tree nodes without the root, ``widths`` those of the trees that mode auto
+    chooses among; ``topk_cap`` is per depth. ``gpus`` are indices in PCI order, as nvidia-smi counts; empty pins none.
+    ``max_running_requests`` is always rendered: left to itself, SGLang picks 48 for speculation and lets graph capture
+    run out of memory. ``secrets`` are names only: what the server is given; the values are no part of a release.
     """
 
     instance: Annotated[str, Field(pattern=INSTANCE_NAME)]
@@ -89,6 +94,7 @@ class Settings(Frozen):
     model: str
     drafter: str | None = None
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
+    widths: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_BUDGET)], ...], Field(min_length=1)] = (8, 16, 32)
     topk_cap: Annotated[int, Field(ge=1, le=MAX_TOPK_CAP)] = 8
     states: States = "snapshots"
     allow_hybrid_unsafe: bool = False
@@ -106,6 +112,11 @@ class Settings(Frozen):
     secrets: tuple[str, ...] = ()
     start_timeout_s: Annotated[int, Field(ge=1)] = 900
     drain_timeout_s: Annotated[int, Field(ge=0)] = 60
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the widest tree that a round may verify or watch."""
+        return max(self.widths) if self.mode is Mode.AUTO else self.budget
 
 
 class GateSettings(Frozen):

@@ -29,7 +29,9 @@ CONV_DTYPE_BYTES = 2
 
 @dataclass(frozen=True)
 class Ask:
-    """What should run on each GPU. ``weights`` are the bytes of the target and of the drafter, before splitting."""
+    """What should run on each GPU. ``budget`` is that of the widest tree in mode auto; ``weights`` are the bytes of the
+    target and of the drafter, before splitting.
+    """
 
     target: ModelShape
     weights: int
@@ -63,7 +65,7 @@ class Ask:
         """Rows of one request in a verify pass of the target: the tree with its root, or the drafter's block."""
         if self.mode is Mode.AR:
             return 0
-        return self.budget + 1 if self.mode is Mode.TREE else self.block
+        return self.budget + 1 if self.mode.verifies_trees else self.block
 
     @property
     def block(self) -> int:
@@ -171,7 +173,7 @@ def _states(ask: Ask) -> list[Item]:
         Item("state snapshots", requests * ask.rows * state, f"({ask.running} + 1) x {ask.rows} rows x {_mib(state)}")
     )
     # A chain's windows overlap and are stored once; siblings of a tree need windows of their own.
-    columns = ask.rows * (gdn.conv_width - 1) if ask.mode is Mode.TREE else ask.rows + gdn.conv_width - 2
+    columns = ask.rows * (gdn.conv_width - 1) if ask.mode.verifies_trees else ask.rows + gdn.conv_width - 2
     window = gdn.conv_bytes(CONV_DTYPE_BYTES, ask.tp, columns)
     items.append(Item("convolution snapshots", requests * window, f"({ask.running} + 1) x {_mib(window)}"))
     return items

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddtree_ops.backends import Case, dotted
 from ddtree_ops.data import data_dir
+from ddtree_ops.model import Mode
 
 PROOFS = "/opt/ddtree/proofs"  # where the engine looks on a host unless told otherwise
 
@@ -44,6 +45,7 @@ def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Rec
         driver=driver or None,
         budget=budget,
         states=kept,
+        auto=rules.auto_digest() if case.mode is Mode.AUTO else None,
     )
     name: str | None = rules.judge(wanted, [*rules.shipped(), *on_host])[0]
     return name

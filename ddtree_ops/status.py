@@ -168,15 +168,15 @@ def _wrong_mode(asked: Settings | None, resolved: Resolved | None) -> str:
         return ""
     if resolved.mode is not asked.mode:
         return f"it runs mode {resolved.mode}, its release asks for {asked.mode}"
-    if asked.mode.builds_trees and resolved.budget not in (None, asked.budget):
-        return f"it runs budget {resolved.budget}, its release asks for {asked.budget}"
+    if asked.mode.builds_trees and resolved.budget not in (None, asked.nodes):
+        return f"it runs budget {resolved.budget}, its release asks for {asked.nodes}"
     return ""
 
 
 def _budget(resolved: Resolved | None, settings: Settings | None) -> int | None:
     if settings is None or not settings.mode.builds_trees:
         return None
-    return resolved.budget if resolved and resolved.budget is not None else settings.budget
+    return resolved.budget if resolved and resolved.budget is not None else settings.nodes
 
 
 def _memory(facts: HostFacts, settings: Settings) -> GpuMemory | None:

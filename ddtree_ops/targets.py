@@ -34,6 +34,7 @@ class Overrides:
 
     mode: Mode | None = None
     budget: int | None = None
+    widths: tuple[int, ...] | None = None
     topk_cap: int | None = None
     states: str | None = None
     gpus: tuple[int, ...] | None = None
@@ -193,6 +194,10 @@ def _apply(target: Target, given: dict[str, Any], notices: list[str]) -> Target:
         if option in given and not settings.mode.builds_trees:
             flag = option.replace("_", "-")
             notices.append(f"{target.name}: --{flag} {value} has no effect in mode {settings.mode}")
+    for option, mode in (("budget", settings.mode is not Mode.AUTO), ("widths", settings.mode is Mode.AUTO)):
+        if option in given and settings.mode.builds_trees and not mode:
+            flag, instead = ("--budget", "--width") if option == "budget" else ("--width", "--budget")
+            notices.append(f"{target.name}: {flag} has no effect in mode {settings.mode}; there it is {instead}")
     if "states" in given and settings.mode is not Mode.TREE:
         notices.append(f"{target.name}: --states {settings.states} has no effect in mode {settings.mode}")
     return Target(host, settings)

@@ -46,6 +46,10 @@ ModeOption = Annotated[Mode | None, _flag("--mode", "-m", metavar="MODE", panel=
 Budget = Annotated[
     int | None, _flag("--budget", "-b", metavar="N", panel=SETTINGS, help=f"Tree nodes, 1 to {MAX_BUDGET}.")
 ]
+Width = Annotated[
+    list[int] | None,
+    _flag("--width", metavar="N", panel=SETTINGS, help="Mode auto: nodes of one of its trees; may be repeated."),
+]
 TopkCap = Annotated[
     int | None,
     _flag("--topk-cap", "-k", metavar="K", panel=SETTINGS, help=f"Most children of a node, 1 to {MAX_TOPK_CAP}."),
@@ -108,6 +112,7 @@ class Session:
 def _changing(
     mode: ModeOption = None,
     budget: Budget = None,
+    width: Width = None,
     topk_cap: TopkCap = None,
     states: StatesOption = None,
     gpu: Gpu = None,
@@ -118,6 +123,7 @@ def _changing(
     return Overrides(
         mode=mode,
         budget=budget,
+        widths=tuple(width) if width else None,
         topk_cap=topk_cap,
         states=states,
         gpus=tuple(gpu) if gpu else None,

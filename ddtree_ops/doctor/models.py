@@ -72,7 +72,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
             mode=settings.mode,
             drafter=drafter,
             drafter_weights=other.weights(vision=False) if other else 0,
-            budget=settings.budget,
+            budget=settings.nodes,
             running=settings.max_running_requests,
             context=settings.context_length or min(model.context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
             tp=max(1, len(settings.gpus)),
@@ -104,8 +104,8 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
     case = Case(settings.mode, parse_flags(server_argv(settings, release="")), model, capability)
     for reason in refusals(case):
         yield finding("backend", target, reason)
-    hybrid_tree = settings.mode is Mode.TREE and model is not None and model.hybrid
-    if hybrid_tree and card is not None and not proven_by(case, settings.budget, card.driver, machine.proofs):
+    hybrid_tree = settings.mode.verifies_trees and model is not None and model.hybrid
+    if hybrid_tree and card is not None and not proven_by(case, settings.nodes, card.driver, machine.proofs):
         admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
         seen = f"{model.architecture if model else ''} on {card.name} (compute capability {card.capability}){admitted}"
         yield finding("unproven", target, seen)
@@ -116,10 +116,10 @@ def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iter
     if not settings.mode.builds_trees or drafter is None or not drafter.block_size:
         return
     most = most_nodes(settings.topk_cap, drafter.block_size)
-    if 0 < most < settings.budget:
+    if 0 < most < settings.nodes:
         each = "1 child" if settings.topk_cap == 1 else f"{settings.topk_cap} children"
         shape = f"a block of {drafter.block_size} and {each} a node make {most} nodes at most"
-        yield finding("tree-size", target, f"budget {settings.budget}, but {shape}", budget=str(most))
+        yield finding("tree-size", target, f"budget {settings.nodes}, but {shape}", budget=str(most))
 
 
 def _memory(target: str, plan: MemoryPlan) -> Iterator[Finding]:
@@ -127,12 +127,13 @@ def _memory(target: str, plan: MemoryPlan) -> Iterator[Finding]:
     if plan.fits:
         return
     ask, gpu = plan.ask, f"{plan.ask.gpu_bytes / GIB:.0f} GiB GPU"
-    trees = ask.mode is Mode.TREE
+    trees = ask.mode.verifies_trees
     asked = f"{ask.running} requests of {ask.context} tokens" + (f" with budget {ask.budget}" if trees else "")
     running, budget = largest_running(ask, ask.running), largest_budget(ask, ask.budget) if trees else 0
     short = f"need {-plan.left / GIB:.1f} GiB more than a {gpu} has" if plan.left <= 0 else f"are too much for a {gpu}"
     fits = [f"{running} of them"] if running else []
     fits += [f"budget {budget}"] if budget else []
     seen = f"{asked} {short}; {' or '.join(fits) or 'not even one'} would fit"
-    option = f"--budget {budget}" if budget else "--mode ar"
+    change = f"--mode tree --budget {budget}" if ask.mode is Mode.AUTO else f"--budget {budget}"
+    option = change if budget else "--mode ar"
     yield finding("memory-tight" if running else "memory-short", target, seen, option=option)

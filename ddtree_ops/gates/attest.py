@@ -134,9 +134,11 @@ def _plugin(settings: Settings, info: Info) -> Iterable[Finding]:
         return
     wanted: dict[str, Any] = {"mode": settings.mode.value, "allow_hybrid_unsafe": settings.allow_hybrid_unsafe}
     if settings.mode.builds_trees:
-        wanted |= {"budget": settings.budget, "topk_cap": settings.topk_cap}
-    if settings.mode is Mode.TREE:
-        wanted |= {"verify_rows": settings.budget + 1, "states": settings.states}
+        wanted |= {"budget": settings.nodes, "topk_cap": settings.topk_cap}
+    if settings.mode.verifies_trees:
+        wanted |= {"verify_rows": settings.nodes + 1, "states": settings.states}
+    if settings.mode is Mode.AUTO:
+        wanted["widths"] = [*map(str, sorted(settings.widths)), "chain"]
     for key, want in wanted.items():
         if key in block and block[key] != want:
             yield Finding(key.replace("_", "-"), f"asked for {want}, resolved {block[key]}")

@@ -22,7 +22,8 @@ OWNED_FLAGS = {
     "--tensor-parallel-size": "gpus", "--weight-version": "", "--speculative-algorithm": "mode",
     "--speculative-draft-model-path": "drafter", "--speculative-draft-model": "drafter",
     "--max-running-requests": "max_running_requests",
-    **{f"--speculative-ddtree-{name.replace('_', '-')}": name for name in ("mode", "budget", "topk_cap", "states")},
+    **{f"--speculative-ddtree-{name.replace('_', '-')}": name
+       for name in ("mode", "budget", "widths", "topk_cap", "states")},
     "--speculative-ddtree-allow-hybrid-unsafe": "allow_hybrid_unsafe",
 }  # fmt: skip
 """Flags that settings decide, and the key of each."""
@@ -66,6 +67,8 @@ def _mode_problems(settings: Settings) -> Iterator[Problem]:
             f"the engine keeps records of trees of at most {MAX_RECORDS_BUDGET} nodes",
             f'use a budget of at most {MAX_RECORDS_BUDGET}, or states = "snapshots"',
         )
+    if settings.mode is Mode.AUTO:
+        yield from _auto_problems(settings)
     if settings.allow_hybrid_unsafe and not (settings.unsafe_reason or "").strip():
         yield Problem(
             "allow_hybrid_unsafe",
@@ -75,6 +78,17 @@ def _mode_problems(settings: Settings) -> Iterator[Problem]:
         )
     if len(set(settings.gpus)) != len(settings.gpus):
         yield Problem("gpus", f"gpus {list(settings.gpus)} names one GPU twice", "", "name each GPU once")
+
+
+def _auto_problems(settings: Settings) -> Iterator[Problem]:
+    if len(set(settings.widths)) != len(settings.widths):
+        yield Problem("widths", f"widths {list(settings.widths)} names one width twice", "", "name each width once")
+    if settings.states == "records":
+        why = "records of recurrent states are of one width, and mode auto changes it"
+        yield Problem("states", "states as records in mode auto", why, 'use states = "snapshots", or mode tree')
+    if len(settings.gpus) > 1:
+        why = "each rank would choose widths by its own measurements, and they must run the same"
+        yield Problem("gpus", f"{len(settings.gpus)} GPUs in mode auto", why, "use one GPU, or mode tree")
 
 
 def _variable_problems(settings: Settings) -> Iterator[Problem]:
@@ -135,11 +149,11 @@ def secret_problems(name: str, source: object) -> list[Problem]:
 
 def cap_topk(settings: Settings, *, stated: bool) -> tuple[Settings, str | None]:
     """A depth cannot hold more nodes than the tree: cap, and say so if the number was asked for."""
-    if settings.topk_cap <= settings.budget:
+    if settings.topk_cap <= settings.nodes:
         return settings, None
-    capped = settings.model_copy(update={"topk_cap": settings.budget})
+    capped = settings.model_copy(update={"topk_cap": settings.nodes})
     said = stated and settings.mode.builds_trees
-    notice = f"topk-cap {settings.topk_cap} is above the budget; capped at {settings.budget}"
+    notice = f"topk-cap {settings.topk_cap} is above the budget; capped at {settings.nodes}"
     return capped, f"{settings.instance}: {notice}" if said else None
 
 
@@ -226,6 +240,10 @@ _TREE_SIZES = {
     "budget": (
         f"a tree has 1 to {MAX_BUDGET} nodes besides its root; the engine refuses others at start",
         f"use a budget of 1 to {MAX_BUDGET}, for example 16",
+    ),
+    "widths": (
+        f"a tree has 1 to {MAX_BUDGET} nodes besides its root; the engine refuses others at start",
+        "use widths of 1 to 255, for example [8, 16, 32]",
     ),
     "topk_cap": (
         f"a node has 1 to {MAX_TOPK_CAP} children; the engine refuses others at start",

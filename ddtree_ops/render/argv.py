@@ -56,7 +56,10 @@ def _speculation(settings: Settings) -> list[str]:
     argv = ["--speculative-algorithm", ALGORITHM, "--speculative-draft-model-path", str(settings.drafter)]
     argv += ["--speculative-ddtree-mode", settings.mode.value]
     if settings.mode.builds_trees:
-        argv += ["--speculative-ddtree-budget", str(settings.budget)]
+        if settings.mode is Mode.AUTO:
+            argv += ["--speculative-ddtree-widths", ",".join(map(str, settings.widths))]
+        else:
+            argv += ["--speculative-ddtree-budget", str(settings.budget)]
         argv += ["--speculative-ddtree-topk-cap", str(settings.topk_cap)]
     if settings.mode is Mode.TREE and settings.states != "snapshots":
         argv += ["--speculative-ddtree-states", settings.states]

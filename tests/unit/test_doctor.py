@@ -392,6 +392,15 @@ def test_trees_with_records_are_proven_by_themselves() -> None:
     assert ids(found(raw, settings(max_running_requests=1))) == ["unproven"]
 
 
+def test_mode_auto_is_proven_by_a_record_of_changing_widths() -> None:
+    raw, changing = healthy(), settings(mode=Mode.AUTO, widths=(8, 16), max_running_requests=1)
+    raw["proofs"] = {"r.json": proof()}
+    assert ids(found(raw, changing)) == ["unproven"]
+    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest())}
+    assert ids(found(raw, changing)) == []
+    assert "unproven" in ids(found(raw, changing.model_copy(update={"widths": (8, 128)})))
+
+
 def test_records_are_refused_where_the_kernels_are_not_written_for() -> None:
     raw = healthy()
     raw["models"][MODEL]["config"] = raw["models"][MODEL]["config"].replace(

@@ -215,6 +215,18 @@ def test_a_server_that_did_as_asked_passes() -> None:
     assert (result.verdict, result.findings) == (Verdict.PASSED, ())
 
 
+def test_mode_auto_is_attested_by_its_widths() -> None:
+    settings = SETTINGS.model_copy(update={"mode": Mode.AUTO, "widths": (8, 32)})
+    block = {"mode": "auto", "budget": 32, "topk_cap": 4, "allow_hybrid_unsafe": False, "verify_rows": 33,
+             "states": "snapshots", "widths": ["8", "32", "chain"]}  # fmt: skip
+    told = info()
+    told["internal_states"][0]["ddtree"] = block
+    assert attest.judge(settings, RELEASE, told, []).findings == ()
+    block["widths"] = ["8", "16", "chain"]
+    (found,) = attest.judge(settings, RELEASE, told, []).findings
+    assert found == "widths: asked for ['8', '32', 'chain'], resolved ['8', '16', 'chain']"
+
+
 @pytest.mark.parametrize(
     ("changes", "finding"),
     [

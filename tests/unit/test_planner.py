@@ -77,6 +77,11 @@ def test_budget_32_with_8_requests() -> None:
     assert plan_memory(replace(ask, gpu_bytes=RTX_PRO_6000, budget=17)).fits
 
 
+def test_mode_auto_takes_the_memory_of_its_widest_tree() -> None:
+    tree = replace(ASK, mode=Mode.TREE, budget=32)
+    assert plan_memory(replace(tree, mode=Mode.AUTO)).items == plan_memory(tree).items
+
+
 def test_budget_32_with_8_requests_and_records() -> None:
     """53440 bytes a row and layer: 0.63 GiB in place of 42.6, and the 96 GB card serves what the H200 does."""
     kept = replace(ASK, mode=Mode.TREE, budget=32, running=8, radix="off", states="records", gpu_bytes=RTX_PRO_6000)

@@ -80,6 +80,14 @@ def test_modes_differ_in_speculation_only() -> None:
     assert argv(Mode.SHADOW_LINEAR) == ["shadow-linear" if word == "tree" else word for word in tree]
 
 
+def test_mode_auto_names_its_widths_in_place_of_a_budget() -> None:
+    argv = server_argv(changed(mode=Mode.AUTO, widths=(8, 64)), RELEASE)
+    tree = server_argv(changed(mode=Mode.TREE), RELEASE)
+    at = tree.index("--speculative-ddtree-mode")
+    assert argv[: at + 1] == tree[: at + 1]
+    assert argv[at + 1 :] == ["auto", "--speculative-ddtree-widths", "8,64", *tree[at + 4 :]]
+
+
 def test_states_are_said_where_a_tree_keeps_records() -> None:
     def flags(mode: Mode, states: str) -> list[str]:
         return server_argv(changed(mode=mode, states=states), RELEASE)

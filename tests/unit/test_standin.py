@@ -56,6 +56,7 @@ def add_flags(parser):
     group = parser.add_argument_group("DDTree")
     group.add_argument("--speculative-ddtree-mode", choices=settings.MODES, default=None)
     group.add_argument("--speculative-ddtree-budget", type=int, default=None)
+    group.add_argument("--speculative-ddtree-widths", type=choices.parse_widths, default=None)
     group.add_argument("--speculative-ddtree-topk-cap", type=int, default=None)
     group.add_argument("--speculative-ddtree-allow-hybrid-unsafe", action="store_true", default=None)
     group.add_argument("--speculative-ddtree-states", choices=states.CHOICES, default=None)
@@ -270,6 +271,13 @@ def test_tokens_depend_on_the_prompt_and_on_nothing_else(start: Start) -> None:
     linear, tree = start(*LINEAR).up(), start(*TREE).up()
     assert linear.generate()["output_ids"] == tree.generate()["output_ids"]
     assert linear.generate()["output_ids"] != linear.generate(text="ho")["output_ids"]
+
+
+def test_mode_auto_is_a_tree_of_its_widest_width(start: Start) -> None:
+    server = start(*TREE[:4], "--speculative-ddtree-mode", "auto", "--speculative-ddtree-widths", "8,64,16").up()
+    block = server.get("/server_info")[1]["internal_states"][0]["ddtree"]
+    assert (block["mode"], block["budget"], block["verify_rows"]) == ("auto", 64, 65)
+    assert block["widths"] == ["8", "16", "64", "chain"]
 
 
 def test_it_drains_on_sigterm(start: Start) -> None:

@@ -91,6 +91,10 @@ def test_more_than_one_instance_and_no_default() -> None:
         ("ct200", {"budget": -1}, "budget -1 is out of range"),
         ("ct200", {"budget": 256}, "budget 256 is out of range"),
         ("ct200", {"topk_cap": 0}, "topk_cap 0 is out of range"),
+        ("ct200", {"mode": Mode.AUTO, "widths": (8, 0)}, "widths (8, 0) is out of range"),
+        ("ct200", {"mode": Mode.AUTO, "widths": (8, 8)}, "widths [8, 8] names one width twice"),
+        ("ct200", {"mode": Mode.AUTO, "states": "records"}, "states as records in mode auto"),
+        ("ct200", {"mode": Mode.AUTO, "gpus": (2, 3)}, "2 GPUs in mode auto"),
         ("ct200", {"states": "rings"}, "states 'rings' is neither 'snapshots' nor 'records'"),
         ("ct200", {"gpus": (8,)}, "GPU 8 is out of range: the host has 8 (0 to 7)"),
         ("ct200", {"gpus": (0,)}, "GPU 0 is already instance linear's"),
@@ -122,6 +126,16 @@ def test_topk_cap_above_budget_is_capped_and_said() -> None:
 def test_a_budget_without_a_tree_is_said() -> None:
     selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.LINEAR, budget=8))
     assert "--budget 8 has no effect in mode linear" in selection.notices[-1]
+
+
+def test_mode_auto_takes_widths_and_trees_take_a_budget() -> None:
+    selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.AUTO, widths=(4, 16), topk_cap=16))
+    [target] = selection.targets
+    assert (target.settings.widths, target.settings.nodes, selection.notices) == ((4, 16), 16, ())
+    said = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.AUTO, budget=8)).notices
+    assert said == ("ct200:tree: --budget has no effect in mode auto; there it is --width",)
+    said = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.TREE, widths=(8,))).notices
+    assert said == ("ct200:tree: --width has no effect in mode tree; there it is --budget",)
 
 
 def test_how_states_are_kept_is_an_option_of_trees() -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 FAULTS_FILE = "/etc/ddtree-lab/faults"
 PREFIX = "STANDIN_"
-TOK_S = {"ar": 68.0, "linear": 94.0, "shadow-linear": 88.0, "tree": 117.0}
-ACCEPT = {"ar": 1.0, "linear": 4.1, "shadow-linear": 4.1, "tree": 5.3}
+TOK_S = {"ar": 68.0, "linear": 94.0, "shadow-linear": 88.0, "tree": 117.0, "auto": 116.0}
+ACCEPT = {"ar": 1.0, "linear": 4.1, "shadow-linear": 4.1, "tree": 5.3, "auto": 5.2}
 KNOBS = ("LOAD_S", "WARM_S", "TOK_S", "ACCEPT", "DRAIN_S")
 # fmt: off
 FAULTS = (

@@ -13,6 +13,8 @@ DDTREE = "speculative_ddtree_"
 DEFAULT_MAX_RUNNING = 48
 MAX_BUDGET = 255
 MAX_TOPK_CAP = 16
+VERIFIES = ("tree", "auto")
+DEFAULT_WIDTHS = "8,16,32"
 
 
 class Refusal(Exception):
@@ -33,7 +35,7 @@ class Settings(NamedTuple):
     @property
     def rows(self) -> int:
         """Rows the target verifies in a round, for each request."""
-        return self.budget + 1 if self.mode == "tree" else self.block_size
+        return self.budget + 1 if self.mode in VERIFIES else self.block_size
 
 
 def read_config(path: str | None, what: str) -> dict[str, Any]:
@@ -53,7 +55,14 @@ def asked(args: argparse.Namespace) -> dict[str, str]:
     algorithm = (args.speculative_algorithm or "").upper()
     mode = {"": "ar", "DFLASH": "linear"}.get(algorithm) or getattr(args, DDTREE + "mode", None) or "linear"
     budget = getattr(args, DDTREE + "budget", None)
+    if mode == "auto":
+        budget = max(widths(args))
     return {"mode": mode, "budget": str(budget or 16), "weight_version": str(args.weight_version)}
+
+
+def widths(args: argparse.Namespace) -> list[int]:
+    """Nodes of the trees that mode auto chooses among, ascending."""
+    return sorted(int(word) for word in (getattr(args, DDTREE + "widths", None) or DEFAULT_WIDTHS).split(","))
 
 
 def _within_limits(args: argparse.Namespace) -> None:
@@ -90,7 +99,7 @@ def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
     values["tokenizer_path"] = args.tokenizer_path or args.model_path
     if algorithm:
         block = int(read_config(args.speculative_draft_model_path, "draft model").get("block_size", 16))
-        tree = mode == "tree"
+        tree = mode in VERIFIES
         values.update(
             speculative_algorithm=algorithm,
             speculative_num_steps=1,
@@ -107,23 +116,25 @@ def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
         public = {
             "mode": mode, "budget": budget, "topk_cap": topk, "allow_hybrid_unsafe": unsafe, "block_size": block,
             "keep_spine": bool(getattr(args, DDTREE + "keep_spine", None)),
-            "verify_rows": budget + 1 if mode == "tree" else block, "hybrid_verdict": verdict,
+            "verify_rows": budget + 1 if mode in VERIFIES else block, "hybrid_verdict": verdict,
             "states": (getattr(args, DDTREE + "states", None) or "snapshots") if mode == "tree" else "snapshots",
         }  # fmt: skip
+        if mode == "auto":
+            public["widths"] = [*map(str, widths(args)), "chain"]
     return Settings(values, mode, budget, topk, block, model, public)
 
 
 def _hybrid_verdict(mode: str, model: dict[str, Any], unsafe: bool, faults: Faults) -> str:
     hybrid = "linear_attention" in (model.get("layer_types") or ())
-    if mode != "tree" or not hybrid:
+    if mode not in VERIFIES or not hybrid:
         return ""
     if not faults.refuse_hybrid:
         return "proven by the stand-in's word"
     if not unsafe:
         architecture = (model.get("architectures") or ["model"])[0]
         raise Refusal(
-            f"ValueError: --speculative-ddtree-mode tree on the hybrid {architecture} has not passed its parity suite "
-            "on this GPU and backend. Run the self-test, or pass --speculative-ddtree-allow-hybrid-unsafe."
+            f"ValueError: --speculative-ddtree-mode {mode} on the hybrid {architecture} has not passed its parity "
+            "suite on this GPU and backend. Run the self-test, or pass --speculative-ddtree-allow-hybrid-unsafe."
         )
     return "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
 
@@ -134,6 +145,6 @@ def warnings(args: argparse.Namespace, settings: Settings) -> list[str]:
     lines = []
     if wanted["mode"] != settings.mode:
         lines.append("DDTREE: mode {} is not possible here; running {}.".format(wanted["mode"], settings.mode))
-    if settings.mode == "tree" and int(wanted["budget"]) != settings.budget:
+    if settings.mode in VERIFIES and int(wanted["budget"]) != settings.budget:
         lines.append(f"DDTREE: budget {wanted['budget']} does not fit; running {settings.budget}.")
     return lines
