@@ -23,7 +23,7 @@ from ddtree_ops.errors import DdtreeError, ExitCode, UsageError
 from ddtree_ops.interrupt import Interrupted
 from ddtree_ops.log import LOG
 from ddtree_ops.ui import Output
-from ddtree_ops.ui.streams import patient_streams
+from ddtree_ops.ui.streams import Patient, patient_streams
 
 # one module of this package each, in the order of --help
 COMMANDS: tuple[str, ...] = (
@@ -64,7 +64,7 @@ class Frame(TyperGroup):
     ) -> Any:
         args = list(sys.argv[1:] if args is None else args)
         with patient_streams() as (out, _), whole_words(os.environ):
-            code = self._run(args, prog_name, complete_var, windows_expand_args, extra)
+            code = self._run(args, prog_name, complete_var, windows_expand_args, extra, out)
         lost = out.failure
         if lost is not None and not isinstance(lost, BrokenPipeError):  # a reader that has seen enough is no failure
             Output().error(_lost(lost))
@@ -72,7 +72,13 @@ class Frame(TyperGroup):
         sys.exit(code)
 
     def _run(
-        self, args: list[str], prog_name: str | None, complete_var: str | None, expand: bool, extra: dict[str, Any]
+        self,
+        args: list[str],
+        prog_name: str | None,
+        complete_var: str | None,
+        expand: bool,
+        extra: dict[str, Any],
+        out: Patient,
     ) -> int:
         # read here too: an error may come before the options are parsed
         output = Output(json="--json" in args)
@@ -93,8 +99,6 @@ class Frame(TyperGroup):
             code = ExitCode.USAGE
         except (KeyboardInterrupt, typer.Abort, Interrupted):
             code = ExitCode.INTERRUPTED
-            if output.json:
-                output.error(EndedError("interrupted", next="ddtree-ops status"))
         except Exception as error:  # noqa: BLE001  the last net: a bug of ours, said in one line
             output.error(_bug(error))
             code = ExitCode.BUG
@@ -102,6 +106,8 @@ class Frame(TyperGroup):
                 traceback.print_exc()
         if code == ExitCode.INTERRUPTED:
             output.notice("interrupted")
+            if output.json and not out.wrote:  # a result, or lines of one, say it themselves
+                output.error(EndedError("interrupted", next="ddtree-ops status"))
         return code if isinstance(code, int) else ExitCode.DONE
 
 

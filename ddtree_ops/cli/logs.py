@@ -10,7 +10,6 @@ import typer
 
 from ddtree_ops import watch
 from ddtree_ops.cli.command import Session, Targets, command
-from ddtree_ops.errors import ExitCode
 from ddtree_ops.hosts import code_of
 from ddtree_ops.operate import by_host
 from ddtree_ops.ui import error_data
@@ -41,10 +40,7 @@ def register(app: typer.Typer) -> None:
             session.out.raw(f"{target + '  ' if prefix else ''}{at} {entry['message']}\n")
             sys.stdout.flush()
 
-        try:
-            errors = watch.logs(by_host(selection.targets), last, line, follow=follow)
-        except KeyboardInterrupt:  # how following ends
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        errors = watch.logs(by_host(selection.targets), last, line, follow=follow)
         for error in errors:
             if session.json:
                 session.out.json_line({"error": error_data(error)})

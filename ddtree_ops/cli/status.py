@@ -65,16 +65,11 @@ def register(app: typer.Typer) -> None:
         hosts = by_host(session.select(targets).targets)
         if drift:
             raise typer.Exit(show_drift(session, hosts))
-        try:
-            while True:
-                code = look(session, hosts, watching=watching)
-                if not watching or gone():
-                    raise typer.Exit(code)
-                CLOCK.sleep(every)
-        except KeyboardInterrupt:
-            if not watching:
-                raise
-            raise typer.Exit(ExitCode.INTERRUPTED) from None  # how watching ends
+        while True:
+            code = look(session, hosts, watching=watching)
+            if not watching or gone():
+                raise typer.Exit(code)
+            CLOCK.sleep(every)
 
 
 def look(session: Session, hosts: Hosts, *, watching: bool) -> ExitCode:

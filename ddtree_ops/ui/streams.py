@@ -14,13 +14,15 @@ from typing import Any, TextIO, cast
 
 
 class Patient:
-    """A text stream whose writes never raise; ``failure`` is the first that did."""
+    """A text stream whose writes never raise; ``failure`` is the first that did, ``wrote`` whether there was any."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.failure: OSError | None = None
+        self.wrote = False
 
     def write(self, text: str) -> int:
+        self.wrote = self.wrote or bool(text)
         with self._kept():
             self._stream.write(text)
         return len(text)
