@@ -18,7 +18,7 @@ from sglang_ddtree.reference import tree as ref_tree
 pytestmark = pytest.mark.xdist_group("sglang")
 LAYERS, HEADS, VALUE_HEADS, DIM, TAPS = (0, 1, 3), 1, 2, 16, 3  # layer 2 would be full attention
 CHANNELS = 2 * HEADS * DIM + VALUE_HEADS * DIM
-REQUESTS, ROWS, GRAPH_BATCH = 3, 9, 4
+REQUESTS, ROWS, PADDED = 3, 9, 4
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +42,8 @@ def serve(monkeypatch: pytest.MonkeyPatch, kept: str, rows: int = ROWS, mode: st
         max_speculative_num_draft_tokens=rows, enable_mamba_extra_buffer=lambda: False,
     )  # fmt: skip
     config.attach(args, states.Resolved(config.DDTreeConfig(mode=mode, budget=rows - 1), 16, "", kept))
-    decode = SimpleNamespace(bs=[1, 2, GRAPH_BATCH])
-    graph = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=decode)))
     monkeypatch.setattr(runtime_context, "get_server_args", lambda: args)
-    monkeypatch.setattr(runtime_context, "get_exec", lambda: graph)
+    monkeypatch.setattr(common, "get_cuda_graph_max_batch_size", lambda _args, size: -(-size // 4) * 4)  # aligned
     monkeypatch.setattr(common, "get_eager_max_batch_size", lambda _args, size: size)
     return args
 
@@ -94,11 +92,11 @@ def test_the_pool_holds_records_in_place_of_snapshots(caplog: pytest.LogCaptureF
     assert cache.temporal.shape == (len(LAYERS), 6, VALUE_HEADS, DIM, DIM)
     kept = records.of_pool(pool)
     assert kept is not None
-    assert kept.tree.tokens.shape == (GRAPH_BATCH, ROWS)  # the padding of the largest graph is written, too
-    assert kept.records.delta.shape == (len(LAYERS), GRAPH_BATCH, ROWS, VALUE_HEADS, DIM)
-    assert kept.records.x.shape == (len(LAYERS), GRAPH_BATCH, ROWS, CHANNELS)
+    assert kept.tree.tokens.shape == (PADDED, ROWS)  # padding is written, too
+    assert kept.records.delta.shape == (len(LAYERS), PADDED, ROWS, VALUE_HEADS, DIM)
+    assert kept.records.x.shape == (len(LAYERS), PADDED, ROWS, CHANNELS)
     sizes = states.Sizes.of(cache_params())
-    assert kept.records.nbytes == sizes.records(GRAPH_BATCH, ROWS)
+    assert kept.records.nbytes == sizes.records(PADDED, ROWS)
     held = sum(t.numel() * t.element_size() for t in (cache.temporal, cache.conv[0])) + kept.records.nbytes
     assert pool.mamba_pool.mem_usage * (1 << 30) == pytest.approx(held)
     assert "4 requests of 9 rows" in caplog.text
@@ -153,9 +151,8 @@ def schedule(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     values = SimpleNamespace(max_running_requests=REQUESTS, max_mamba_cache_size=None)
     mamba = SimpleNamespace(enable_linear_replayssm_spec=False)
-    graph = runtime_context.get_exec().graph
     found = {
-        "get_schedule": values, "get_exec": SimpleNamespace(mamba=mamba, graph=graph),
+        "get_schedule": values, "get_exec": SimpleNamespace(mamba=mamba),
         "get_memory": SimpleNamespace(disable_radix_cache=True), "get_spec": SimpleNamespace(
             speculative_num_draft_tokens=ROWS),
         "get_context": SimpleNamespace(override=lambda _why, **new: vars(values).update(new)),
@@ -175,7 +172,7 @@ def test_the_kv_cache_gets_what_records_spare(server: Any, schedule: SimpleNames
     left = KVCacheConfigurator._handle_max_mamba_cache(configurator(server), free)
     sizes = states.Sizes.of(cache_params())
     assert schedule.max_mamba_cache_size == REQUESTS
-    assert (free - left) * (1 << 30) == pytest.approx((REQUESTS + 1) * sizes.state + sizes.records(GRAPH_BATCH, ROWS))
+    assert (free - left) * (1 << 30) == pytest.approx((REQUESTS + 1) * sizes.state + sizes.records(PADDED, ROWS))
     schedule.max_mamba_cache_size = None
     snapshots = serve(monkeypatch, "snapshots")
     stock = KVCacheConfigurator._handle_max_mamba_cache(configurator(snapshots), free)
@@ -189,7 +186,7 @@ def test_a_budget_whose_records_do_not_fit_is_refused_before_sglang_counts(
     from sglang_ddtree import states
 
     sizes = states.Sizes.of(cache_params())
-    states_alone, a_row = (GRAPH_BATCH + 1) * sizes.state, GRAPH_BATCH * sizes.record
+    states_alone, a_row = (PADDED + 1) * sizes.state, PADDED * sizes.record
     enough = (states_alone + 6.5 * a_row) / 0.9 / (1 << 30)  # for 6 rows and a half: a root and 5 nodes
     with pytest.raises(ValueError, match=r"largest budget that fits is 5\b") as told:
         KVCacheConfigurator._handle_max_mamba_cache(configurator(server), enough)
@@ -428,10 +425,14 @@ def test_rounds_build_the_trees_that_the_target_reads(monkeypatch: pytest.Monkey
         made = TreeBuffers.allocate(*shape, "cpu")
         monkeypatch.setattr(DDTreeWorker, "_allocate", lambda self: setattr(self, "trees", made))
 
-    allocated((GRAPH_BATCH, ROWS))
+    allocated((48, ROWS))  # for graphs that are asked for and never captured
     worker._allocate()
     assert worker.trees is records.of_pool(pool).tree
-    allocated((GRAPH_BATCH + 1, ROWS))
+    allocated((48, ROWS + 1))
+    with pytest.raises(RuntimeError, match="4 trees of 9 rows, but rounds have 3 of 10"):
+        worker._allocate()
+    allocated((48, ROWS))
+    pool.size = 5
     with pytest.raises(RuntimeError, match="4 trees of 9 rows, but rounds have 5 of 9"):
         worker._allocate()
     delattr(pool.mamba_pool, "ddtree_records")

@@ -33,11 +33,13 @@ def of_pool(req_to_token_pool: Any) -> HybridTree | None:
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def capacity(requests: int) -> int:
-    """Requests that a round may hold, padding of the captured graphs included."""
-    from sglang.srt.runtime_context import get_exec
+def capacity(server_args: Any, requests: int) -> int:
+    """Requests that a verify may hold, padding included. Not the largest graph asked for, which is 48 and more where
+    nobody says so: SGLang captures none beyond this.
+    """
+    from sglang.srt.utils import common
 
-    return max(requests, *(get_exec().graph.cuda_graph_config.decode.bs or [1]))
+    return int(common.get_cuda_graph_max_batch_size(server_args, requests))
 
 
 def around_mamba_cache(original: Any, configurator: Any, total_rest_memory: float) -> Any:
@@ -52,7 +54,7 @@ def around_mamba_cache(original: Any, configurator: Any, total_rest_memory: floa
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     sizes = states.Sizes.of(configurator.mambaish_config.mamba2_cache_params)
-    requests = capacity(int(get_schedule().max_running_requests))
+    requests = capacity(configurator.server_args, int(get_schedule().max_running_requests))
     states.refuse_oversized(resolved, sizes, requests, int(total_rest_memory * _GIBI))
     plain = copy.copy(configurator)
     plain.spec_algorithm = SpeculativeAlgorithm.NONE
@@ -63,12 +65,13 @@ def around_pool(original: Any, pool: Any, **kwargs: Any) -> None:
     """MambaPool: without room for snapshots, with records beside it."""
     from sglang.srt.runtime_context import get_server_args
 
-    resolved = states.recording(get_server_args())
+    server_args = get_server_args()
+    resolved = states.recording(server_args)
     if resolved is None or kwargs.get("speculative_num_draft_tokens") is None:
         original(pool, **kwargs)
         return
     original(pool, **{**kwargs, "speculative_num_draft_tokens": None})
-    requests = capacity(int(kwargs["spec_state_size"]))
+    requests = capacity(server_args, int(kwargs["spec_state_size"]))
     kept = allocate(pool.mamba_cache, resolved.rows, requests)
     setattr(pool, _ATTRIBUTE, kept)
     pool.mem_usage += kept.records.nbytes / _GIBI

@@ -18,10 +18,10 @@ class RecordsWorker(DDTreeWorker):
                 "--speculative-ddtree-states records: the state pool has no records. The hook on MambaPool was not "
                 "applied; SGLang's log says why. Use --speculative-ddtree-states snapshots"
             )
-        have, want = tuple(kept.tree.tokens.shape), tuple(self.trees.tokens.shape)
-        if have != want:
+        batch, rows = kept.tree.tokens.shape
+        if batch < pool.size or rows != self.trees.width:
             raise RuntimeError(
-                f"the state pool's records are for {have[0]} trees of {have[1]} rows, but rounds have {want[0]} of "
-                f"{want[1]}: SGLang resized its batches after the pool was allocated"
+                f"the state pool's records are for {batch} trees of {rows} rows, but rounds have {pool.size} of "
+                f"{self.trees.width}: SGLang resized them after the pool was allocated"
             )
         self.trees = kept.tree

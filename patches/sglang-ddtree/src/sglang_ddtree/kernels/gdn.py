@@ -2,7 +2,7 @@
 
 A verify leaves, per layer and request, one record per row: delta, the normalised key, the decay and the
 convolution's input (see :mod:`sglang_ddtree.reference.gdn` for the formulas). They are about a
-ninetieth of the states SGLang snapshots. After acceptance one replay of the path writes the committed
+sixtieth of the float32 states SGLang snapshots. After acceptance one replay of the path writes the committed
 states of all layers in place.
 
 All layers of a round share the ancestor tables that the builder wrote. A request whose state index is
