@@ -116,6 +116,7 @@ class Arm:
     extra: tuple[str, ...] = ()
     tp: int = 1
     saved: bool = False
+    states: str = "snapshots"
 
     def argv(self, folder: Path) -> list[str]:
         """Arguments of sglang.launch_server; `folder` holds the models' configurations."""
@@ -146,6 +147,7 @@ class Arm:
         if self.kind == "auto":
             sizes = ["--speculative-ddtree-widths", ",".join(map(str, self.widths))]
         args += [*sizes, "--speculative-ddtree-topk-cap", str(self.cap)]
+        args += ["--speculative-ddtree-states", self.states]
         return [*args, "--speculative-ddtree-allow-hybrid-unsafe"]
 
     def spec(self, folder: Path) -> dict[str, Any]:

@@ -166,7 +166,22 @@ def keys_left_in_place() -> None:
     DDTreeWorker._commit = commit
 
 
-FAULTS = {fault.__name__: fault for fault in (commit_of_the_root, rows_in_a_chain, keys_left_in_place)}
+def records_in_a_chain() -> None:
+    """What rows_in_a_chain does, to the kernels that leave records: they read no links."""
+    from sglang_ddtree.kernels import gdn
+
+    original = gdn.gdn_tree
+
+    def gdn_tree(*args: Any, ancestors: torch.Tensor, **rest: Any) -> torch.Tensor:
+        chain = torch.tensor([(2 << row) - 1 for row in range(ancestors.shape[1])])[None, :, None]
+        return original(*args, ancestors=chain.expand_as(ancestors).contiguous(), **rest)
+
+    gdn.gdn_tree = gdn_tree
+
+
+FAULTS = {
+    fault.__name__: fault for fault in (commit_of_the_root, rows_in_a_chain, keys_left_in_place, records_in_a_chain)
+}
 
 
 def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, together: bool = False) -> dict[str, Any]:

@@ -226,6 +226,25 @@ def test_the_suite_proves_records_under_their_own_digest() -> None:
     assert engine != proofs.engine_digest()
 
 
+@pytest.mark.parametrize(
+    ("sections", "found"),
+    [(["hybrid/matrix:tree-1-8", "hybrid/matrix@records:tree-1-8"], "records and snapshots"),
+     (["hybrid/matrix:linear"], "no tree")],
+)  # fmt: skip
+def test_a_record_of_two_ways_to_keep_states_is_refused_before_anything_runs(
+    sections: list[str],
+    found: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)  # the test's process keeps its own
+    asked = [word for name in sections for word in ("--section", name)]
+    assert suite.main(["--out", str(tmp_path / "out"), *asked, "--proof", str(tmp_path / "p.json")]) == 2
+    assert found in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_leak_is_wrong() -> None:
     leaky = result([[1]], leaked=True, memory_before={"kv": 5}, memory_after={"kv": 4})
     assert len(verdicts.leaks(leaky)) == 1

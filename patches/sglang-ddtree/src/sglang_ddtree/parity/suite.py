@@ -100,6 +100,15 @@ def auto_key(rows: list[dict[str, Any]]) -> dict[str, str]:
     return {"auto": proofs.auto_digest()} if shown else {}
 
 
+def kept_by(arms: list[Arm]) -> str:
+    """How the trees of these arms keep states. Raises SectionError where that is not one way: a record is about one."""
+    kept = sorted({arm.states for arm in arms if arm.kind in ("tree", "auto")})
+    if len(kept) != 1:
+        found = " and ".join(kept) if kept else "no tree"
+        raise SectionError(f"a record is about trees that keep states in one way, and these arms have {found}")
+    return kept[0]
+
+
 def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, Any]:
     """The record of proofs.py for what these arms showed on this GPU, passed or not."""
     import torch
@@ -108,7 +117,7 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     wrong = {row["arm"]: row["wrong"] for row in rows if row["wrong"]}
-    (kept,) = {arm.states for arm in arms}
+    kept = kept_by(arms)
     fixed = [row for row in rows if not about_auto(row)]
     return {
         "schema": proofs.SCHEMA,
@@ -269,6 +278,8 @@ def main(argv: list[str]) -> int:
             for a in gather(options.section)
             if not options.only or a.name in options.only
         ]
+        if options.proof is not None:
+            kept_by(arms)
     except SectionError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,65 @@
+"""Records on the real engine, on the CPU: as test_real_hybrid.py, with this package's kernels in the place of SGLang's
+recurrence and convolution, and no snapshot anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_engine
+import sglang_setup
+from real_engine import Arm
+from test_real_hybrid import ASKS, PLAIN
+
+from ddtree_ops.data import cache_dir
+
+pytestmark = pytest.mark.timeout(1300)
+FAULTS = ("commit_of_the_root", "records_in_a_chain")
+IDLE_FAULT = "rows_in_a_chain"  # in the links, which only SGLang's kernels read
+CELLS = {"records-9-4": (9, 4, None), "records-3-2": (3, 2, IDLE_FAULT)}  # above the block's depths, and below
+
+
+def arms(folder: Path) -> dict[str, Arm]:
+    told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
+    tree = Arm("tree", (told,), budget=6, requests=2, states="records")
+    made = {"ar": Arm("ar", (PLAIN,), requests=2)}
+    made |= {name: dataclasses.replace(tree, budget=b, cap=c, fault=f) for name, (b, c, f) in CELLS.items()}
+    return made | {fault: dataclasses.replace(tree, fault=fault) for fault in FAULTS}
+
+
+@pytest.fixture(scope="module")
+def results(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """By arm: what its job gave, and how it kept states by what it had allocated."""
+    if absent := sglang_setup.missing():
+        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+    folder = tmp_path_factory.mktemp("arms")
+    ran = real_engine.run(arms(folder), real_engine.overlay(sglang_src, cache_dir()), folder, limit=1200)
+    kept = {name: json.loads((folder / f"{name}.out.json").read_text())["states"] for name in ran}
+    return {name: {**jobs[0], "states": kept[name]} for name, jobs in ran.items()}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_tree_gives_plain_decodings_tokens(results: dict[str, Any], cell: str) -> None:
+    assert results[cell]["states"] == "records"
+    assert results[cell]["ids"] == results["ar"]["ids"]
+    assert results[cell]["finish"] == results["ar"]["finish"]
+    assert results[cell]["counters"]["counters"]["accepted_per_tree"] > 0.5, "else nothing but roots was committed"
+
+
+def test_paths_leave_the_spine(results: dict[str, Any]) -> None:
+    assert results["records-9-4"]["counters"]["counters"]["accepted_off_spine"] > 5
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_memory_is_back_where_it_was(results: dict[str, Any], cell: str) -> None:
+    assert results[cell]["memory_after"] == results[cell]["memory_before"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_round_is_seen(results: dict[str, Any], fault: str) -> None:
+    assert results[fault]["states"] == "records"
+    assert results[fault]["ids"] != results["ar"]["ids"]
