@@ -112,9 +112,15 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
 
 
 def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iterator[Finding]:
-    """A budget that no tree of this cap and depth can fill is verified round by round, and never used."""
+    """A budget that no tree of this cap and depth can fill is verified and never used. Mode auto chooses
+    among its widths and the drafter's chain, and is refused where that is the longest.
+    """
     if not settings.mode.builds_trees or drafter is None or not drafter.block_size:
         return
+    chain = drafter.block_size - 1
+    if settings.mode is Mode.AUTO and settings.nodes < chain:
+        seen = f"the drafter's chain has {chain} nodes and the widest width {settings.nodes}: add --width {chain}"
+        yield finding("backend", target, seen)
     most = most_nodes(settings.topk_cap, drafter.block_size)
     if 0 < most < settings.nodes:
         each = "1 child" if settings.topk_cap == 1 else f"{settings.topk_cap} children"

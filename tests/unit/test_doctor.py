@@ -401,6 +401,15 @@ def test_mode_auto_is_proven_by_a_record_of_changing_widths() -> None:
     assert "unproven" in ids(found(raw, changing.model_copy(update={"widths": (8, 128)})))
 
 
+def test_mode_auto_needs_a_width_as_long_as_the_drafters_chain() -> None:
+    raw = healthy()
+    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest())}
+    results = found(raw, settings(mode=Mode.AUTO, widths=(4, 8), max_running_requests=1))
+    assert ids(results) == ["backend"]
+    assert results[0].seen == "the drafter's chain has 15 nodes and the widest width 8: add --width 15"
+    assert ids(found(raw, settings(mode=Mode.AUTO, widths=(4, 15), max_running_requests=1))) == []
+
+
 def test_records_are_refused_where_the_kernels_are_not_written_for() -> None:
     raw = healthy()
     raw["models"][MODEL]["config"] = raw["models"][MODEL]["config"].replace(
