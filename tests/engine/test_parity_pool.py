@@ -20,14 +20,22 @@ with open(pathlib.Path(sys.argv[1]).parent / "order", "a") as order:
     order.write(what + "\\n")
 if what == "hang":
     time.sleep(600)
-if what == "crash":
+if what == "crash" or what == "crash-rank-1" and sys.argv[3] == "1":
     sys.exit("Boom: the arm fell over")
+if what == "crash-rank-1":
+    time.sleep(600)  # it waits for the one that fell
+if spec["tp"] > 1:
+    pathlib.Path(spec["store"]).open("x") if sys.argv[3] == "0" else None
+    sums = [1, 2 if what == "agree" else int(sys.argv[3])]
+    found = {"ok": True, "sums": sums, "results": [{"said": what, "ids": [], "rank": int(sys.argv[3])}]}
+    pathlib.Path(sys.argv[2]).write_text(json.dumps(found))
+    sys.exit()
 pathlib.Path(sys.argv[2]).write_text(json.dumps({"ok": True, "results": [{"said": what}]}))
 """
 
 
-def arm(name: str, say: str) -> Arm:
-    return Arm(name, "ar", "hybrid", ({"job": "tokens", "say": say},))
+def arm(name: str, say: str, tp: int = 1) -> Arm:
+    return Arm(name, "ar", "hybrid", ({"job": "tokens", "say": say},), tp=tp)
 
 
 @pytest.fixture
@@ -70,6 +78,24 @@ def test_a_second_question_comes_before_what_waits(asked: Any) -> None:
     results, order = asked([arm("a/1", "one"), arm("a/2", "two")], more=more)
     assert order == ["one", "again", "two"]
     assert set(results) == {"a/1", "a/2", "a/again"}
+
+
+def test_an_arm_on_two_gpus_is_two_processes_and_one_answer(asked: Any) -> None:
+    arms = [arm("a/1", "agree", 2), arm("a/2", "differ", 2)]
+    results, order = asked(arms, sources="x")
+    assert sorted(order) == ["agree", "agree", "differ", "differ"]
+    assert results["a/1"]["results"][0]["rank"] == 0
+    assert (results["a/1"]["ranks"], results["a/1"]["apart"]) == (2, [])
+    assert results["a/2"]["apart"] == ["rank 1 parted from rank 0 in tree round 1 of 2"]
+    assert asked(arms, sources="x") == (results, [])  # kept, and compared once more
+    assert len(asked(arms, sources="y")[1]) == 4  # where ranks met before is no hindrance
+
+
+def test_a_rank_that_fell_ends_its_partners(asked: Any) -> None:
+    results, _ = asked([arm("a/1", "crash-rank-1", 2), arm("a/2", "two")], seconds=120.0)
+    assert "Boom: the arm fell over" in results["a/1"]["error"]
+    assert not results["a/1"].get("late")
+    assert results["a/2"]["ok"]
 
 
 def test_answers_are_kept_for_the_same_question_and_sources_only(asked: Any, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sglang_ddtree.parity import agreement, checkpoint, informed, models
+from sglang_ddtree import proofs
+from sglang_ddtree.parity import agreement, checkpoint, informed, models, plan, suite, verdicts
+from sglang_ddtree.parity.plan import Arm
 
-ANSWER = {"rounds": [5, 6, 7], "results": [{"ids": [[1, 2]]}, {"trees": []}]}
+ANSWER = {"sums": [5, 6, 7], "results": [{"ids": [[1, 2]]}, {"trees": []}]}
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -19,20 +21,20 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def test_ranks_that_agree_are_not_apart() -> None:
-    assert agreement.apart([ANSWER]) == []
-    assert agreement.apart([ANSWER, answer(), answer()]) == []
+    assert verdicts.apart([ANSWER]) == []
+    assert verdicts.apart([ANSWER, answer(), answer()]) == []
 
 
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (answer(rounds=[5, 8, 9]), "rank 2 parted from rank 0 in tree round 1 of 3"),
-        (answer(rounds=[5, 6]), "rank 2 had 2 tree rounds, rank 0 3"),
+        (answer(sums=[5, 8, 9]), "rank 2 parted from rank 0 in tree round 1 of 3"),
+        (answer(sums=[5, 6]), "rank 2 had 2 tree rounds, rank 0 3"),
         (answer(results=[{"ids": [[1, 3]]}, {"trees": []}]), "rank 2 emitted other tokens than rank 0 in job 0"),
     ],
 )
 def test_where_ranks_parted_is_told(other: dict[str, Any], says: str) -> None:
-    assert agreement.apart([ANSWER, answer(), other]) == [says]
+    assert verdicts.apart([ANSWER, answer(), other]) == [says]
 
 
 def test_a_sum_sees_values_places_and_tensors() -> None:
@@ -43,6 +45,59 @@ def test_a_sum_sees_values_places_and_tensors() -> None:
     assert len(set(found)) == len(found)
     assert of([1, 2], [3]) == found[0]
     assert int(agreement.checksum(torch.full((5000,), 2**62), torch.tensor([1]))) != 0  # it may wrap
+
+
+SHARED = Arm("hybrid/tree-16-8", "tree", "hybrid", (), tp=2)
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"sums": [4, 5]}, []),
+        ({"sums": []}, ["no tree round of its ranks was compared"]),
+        ({"sums": [4], "apart": ["rank 1 parted"]}, ["rank 1 parted"]),
+    ],
+)
+def test_an_arm_on_several_gpus_is_judged_by_what_its_ranks_shared(found: dict[str, Any], says: list[str]) -> None:
+    answer = {"ok": True, "start_s": 1.0, "states": "snapshots", "results": [{"job": "tokens", "ids": [[1]]}], **found}
+    (row,) = suite.judge({SHARED.name: answer}, [SHARED])
+    assert row["wrong"] == says
+    assert (row["ranks"], row["rounds_compared"]) == (2, len(found["sums"]))
+
+
+def test_a_proof_says_how_many_gpus_its_arms_shared() -> None:
+    arms = [plan.spread(arm, 2) for arm in plan.selftest("hybrid")]
+    proof = suite.proof([{"arm": arm.name, "wrong": []} for arm in arms], arms, "now")
+    assert proof["tp"] == 2
+    assert proof["engine"] == proofs.engine_digest(tp=2)
+    wanted = proofs.Combination("Qwen3_5ForCausalLM", "triton", proof["compute_capability"], proof["engine"], None, 64,
+                                tp=2)  # fmt: skip
+    assert proofs.reject(proof, wanted) is None
+
+
+def test_what_is_spread_over_gpus_and_what_it_is_compared_with() -> None:
+    arms = {arm.name: arm for arm in [*plan.selftest("hybrid"), *plan.half_precision("hybrid"), *plan.costs("hybrid")]}
+    spread = {name: plan.spread(arm, 2) for name, arm in arms.items()}
+    assert {name for name, arm in spread.items() if arm.tp == 1} == {"hybrid/ar"}
+    for name, arm in spread.items():
+        argv = arm.argv(Path("/m"))
+        assert argv[argv.index("--tp-size") + 1] == str(arm.tp)
+        drawn = arms[name].seed is not None
+        assert arm.seed is None
+        assert argv[len(argv) - argv[::-1].index("--load-format")] == ("auto" if drawn else "dummy")
+        assert plan.spread(arms[name], 1) == arms[name]
+
+
+def test_models_for_several_ranks_have_weights_and_tokens_for_each(tmp_path: Path) -> None:
+    import json
+
+    models.write(tmp_path, ("drafter", "shape-27b"), ranks=4)
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    assert config["vocab_size"] == 3 * 64 + 16
+    assert (tmp_path / "drafter" / checkpoint.FILE).exists()
+    assert [file.name for file in (tmp_path / "shape-27b").iterdir()] == ["config.json"]
+    models.write(tmp_path, ("drafter",))
+    assert json.loads((tmp_path / "drafter" / "config.json").read_text()) == models.MODELS["drafter"]
 
 
 class Shards:

@@ -114,6 +114,28 @@ def test_records_are_proven_by_records_of_their_own(tmp_path: Path) -> None:
     assert paths[0] != paths[1]
 
 
+def test_a_proof_on_two_gpus_is_a_record_of_its_own(tmp_path: Path) -> None:
+    proof = selftest.record(ROWS, "12.0", 98.0, 0.0, tp=2)
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", "12.0", proofs.engine_digest(tp=2), proofs.running_driver(), 64, tp=2
+    )
+    assert proofs.judge(wanted, [("r", proof)])[0] == "r"
+    assert proofs.judge(dataclasses.replace(wanted, engine=proofs.engine_digest(), tp=1), [("r", proof)])[0] is None
+    paths = [selftest.write(tmp_path, selftest.record(ROWS, "12.0", 1.0, 0.0, tp=tp)) for tp in (1, 2)]
+    assert [path.stem.endswith("tp2") for path in paths] == [False, True]
+
+
+@pytest.mark.parametrize(("gpus", "capability"), [(1, "12.0"), (2, "9.0+12.0")])
+def test_two_gpus_of_one_kind_are_needed_to_prove_two(
+    gpus: int, capability: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_ddtree.args.compute_capability", lambda _gpus: capability)
+    monkeypatch.setattr(selftest, "gpu_count", lambda: gpus)
+    assert selftest.main(["--pair", str(FOLDER), "--proofs-dir", str(tmp_path / "p"), "--tp", "2"]) == 2
+    assert f"{gpus} CUDA GPUs of compute capability {capability}" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
+
+
 def test_every_tree_of_a_run_keeps_states_as_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran: list[Any] = []
 
@@ -153,7 +175,7 @@ def test_a_failed_run_replaces_an_earlier_proof(tmp_path: Path) -> None:
 def test_without_a_gpu_nothing_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_ddtree.args.compute_capability", lambda: "none")
+    monkeypatch.setattr("sglang_ddtree.args.compute_capability", lambda _gpus: "none")
     assert selftest.main(["--pair", str(FOLDER), "--proofs-dir", str(tmp_path / "proofs")]) == 2
     assert "no CUDA GPU" in capsys.readouterr().err
     assert not (tmp_path / "proofs").exists()

@@ -7,7 +7,8 @@ when it decides whether a hybrid target may be verified in trees here (see :mod:
 * nodes beside the drafter's top-1 chain were accepted on the way, else chains alone would have been tested;
 * every node's law in a tree is that of plain decoding over the node's own path;
 * the same where the width changes every round, or else the record is silent about mode auto;
-* after each job the memory pools are back where they were.
+* after each job the memory pools are back where they were;
+* with `--tp 2`, both ranks had the same trees, targets, walks and slots in every round, and gave one GPU's tokens.
 
 `--states records` proves the other way to keep recurrent states, in a record of its own. A failed run replaces an
 earlier record, since what it proved holds no more. Exit status: 0 proven, 1 failed, 2 not run.
@@ -92,18 +93,25 @@ def unproven(rows: list[dict[str, Any]]) -> list[str]:
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without what is only of use while looking for a fault."""
     keys = ("arm", "kind", "budget", "cap", "dtype", "accept_length", "off_spine", "nodes", "laws", "wrong")
+    keys += ("ranks", "rounds_compared")
     return [{key: row[key] for key in keys if row.get(key) is not None} for row in rows]
 
 
 def record(
-    rows: list[dict[str, Any]], capability: str, seconds: float, when: float, kept: str = states.SNAPSHOTS
+    rows: list[dict[str, Any]],
+    capability: str,
+    seconds: float,
+    when: float,
+    kept: str = states.SNAPSHOTS,
+    tp: int = 1,
 ) -> dict[str, Any]:
     """The proof in the form that `proofs.judge` reads."""
     reasons = unproven([row for row in rows if not suite.about_auto(row)])
     return {
         "schema": proofs.SCHEMA,
-        "engine": proofs.engine_digest(states=kept),
+        "engine": proofs.engine_digest(states=kept, tp=tp),
         "states": kept,
+        "tp": tp,
         "architecture": "Qwen3_5ForCausalLM",
         "backend": BACKEND,
         "compute_capability": capability,
@@ -120,7 +128,8 @@ def write(directory: Path, proof: dict[str, Any]) -> Path:
     """Replace the record of this combination in one step."""
     directory.mkdir(parents=True, exist_ok=True)
     words = ["selftest", proof["architecture"], proof["backend"], proof["compute_capability"]]
-    name = "-".join(words + ([proof["states"]] if proof["states"] != states.SNAPSHOTS else []))
+    words += [proof["states"]] if proof["states"] != states.SNAPSHOTS else []
+    name = "-".join(words + ([f"tp{proof['tp']}"] if proof["tp"] > 1 else []))
     path = directory / f"{name}.json"
     partial = directory / f".{name}.{os.getpid()}"
     partial.write_text(json.dumps(proof, indent=1) + "\n")
@@ -129,19 +138,28 @@ def write(directory: Path, proof: dict[str, Any]) -> Path:
 
 
 def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
-    """The suite's rows on this GPU."""
-    chosen = [dataclasses.replace(arm, states=options.states) for arm in arms(pair)]
-    if options.states != states.SNAPSHOTS:
-        chosen = [arm for arm in chosen if arm.kind != "auto"]  # refused: records are of one width
+    """The suite's rows on this GPU, or on the first of several."""
+
+    def loaded(chosen: Arm) -> Arm:
+        return plan.spread(with_weights(dataclasses.replace(chosen, states=options.states)), options.tp)
+
+    one_width = options.states != states.SNAPSHOTS or options.tp > 1  # mode auto is refused with either
+    chosen = [loaded(arm) for arm in arms(pair) if not (one_width and arm.kind == "auto")]
     results = run_arms(
-        [with_weights(a) for a in chosen],
+        chosen,
         out,
         options.parallel,
         time.monotonic() + options.limit_s,
-        more=lambda found: [with_weights(a) for a in suite.askable(chosen, found)],
+        more=lambda found: [loaded(a) for a in suite.askable(chosen, found)],
         lock=options.gpu_lock,
     )
     return suite.judge(results, chosen) + suite.oracle_rows(chosen, results)
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -153,6 +171,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how trees keep recurrent states"
     )
+    parser.add_argument(
+        "--tp", type=int, choices=(1, 2), default=1, help="GPUs that share a model; the pair's heads divide by two"
+    )
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
     parser.add_argument("--gpu-lock", type=Path, help="shared with parity suites that use the GPU at the same time")
     return parser.parse_args(argv)
@@ -163,23 +184,28 @@ def main(argv: list[str]) -> int:
     from sglang_ddtree.args import compute_capability
 
     try:
-        capability = compute_capability()
+        capability, gpus = compute_capability(range(options.tp)), gpu_count()
     except ImportError as error:
         print(f"{error}: this is not the environment that SGLang runs in", file=sys.stderr)
         return 2
     if capability == "none":
         print("no CUDA GPU is visible here: nothing to prove", file=sys.stderr)
         return 2
+    if gpus < options.tp or "+" in capability:
+        seen = f"{gpus} CUDA GPUs of compute capability {capability}"
+        print(f"{seen} are visible here, and --tp {options.tp} needs as many of one kind", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="ddtree-selftest-") as scratch:
         began = time.monotonic()
         rows = run(options.pair, options, options.out or Path(scratch))
-        proof = record(rows, capability, time.monotonic() - began, time.time(), options.states)
+        proof = record(rows, capability, time.monotonic() - began, time.time(), options.states, options.tp)
     print(suite.table([row for row in rows if "dtype" in row]))
     path = write(options.proofs_dir, proof)
     for reason in proof["suite"]["unproven"]:
         print(f"unproven: {reason}")
     verdict = "proven" if proof["passed"] else "FAILED"
-    print(f"{verdict} on compute capability {capability}, states kept as {options.states}; recorded in {path}")
+    several = f", {options.tp} GPUs to a model" if options.tp > 1 else ""
+    print(f"{verdict} on compute capability {capability}{several}, states kept as {options.states}; recorded in {path}")
     return 0 if proof["passed"] else 1
 
 

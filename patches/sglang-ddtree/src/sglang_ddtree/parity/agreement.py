@@ -39,21 +39,3 @@ def watch() -> list[torch.Tensor]:
 
     worker.accept_tree = watched
     return sums
-
-
-def apart(answers: list[dict[str, Any]]) -> list[str]:
-    """Where the ranks' answers differ from rank 0's: in a round, or in what a job emitted. Empty if they agree."""
-    wrong, first = [], answers[0]
-    for rank, other in enumerate(answers[1:], 1):
-        pairs = list(zip(first["rounds"], other["rounds"], strict=False))
-        at = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
-        if at is not None:
-            wrong.append(f"rank {rank} parted from rank 0 in tree round {at} of {len(first['rounds'])}")
-        elif len(first["rounds"]) != len(other["rounds"]):
-            wrong.append(f"rank {rank} had {len(other['rounds'])} tree rounds, rank 0 {len(first['rounds'])}")
-        wrong += [
-            f"rank {rank} emitted other tokens than rank 0 in job {job}"
-            for job, (a, b) in enumerate(zip(first["results"], other["results"], strict=True))
-            if a.get("ids") != b.get("ids")
-        ]
-    return wrong

@@ -6,7 +6,7 @@ SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "
 OUT: {"ok": true, "start_s": ..., "states": "snapshots" or "records", "results": [...]}
 or {"ok": false, "error": traceback}.
 With tp above 1 the arm is as many processes, told their rank, that find each other through the file `store`, which must
-not be there yet. All do the jobs; OUT then has `rounds`, a sum of each tree round, in which ranks must agree.
+not be there yet. All do the jobs; OUT then has `sums`, one of each tree round, in which ranks must agree.
 Arms load side by side, but only `places` of them compute at a time, and jobs in EXCLUSIVE have the GPU to themselves:
 an arm that has such jobs loads in a place, too, lest its weights disturb another one's clock. Where weights of several
 arms do not fit side by side, an arm takes its shares of the memory once it has imported, and keeps them to its end.
@@ -129,7 +129,7 @@ def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
         now = time.perf_counter()
         results = [answered(session, dict(entry), lock, places) for entry in spec["jobs"]]
     took = {"start_s": round(now - start, 1), "load_s": round(now - begin, 1)}
-    rounds = {} if sums is None else {"rounds": [int(one) for one in sums]}
+    rounds = {} if sums is None else {"sums": [int(one) for one in sums]}
     return {"ok": True, **took, "states": kept_states(session), "results": results, **rounds}
 
 

@@ -81,11 +81,15 @@ def gain(config: dict[str, Any], name: str) -> float:
 
 
 def write(folder: Path, config: dict[str, Any], seed: int) -> None:
-    """folder/model.safetensors in float32; a whole one that is there stays."""
+    """folder/model.safetensors in float32; one of the same tensors that is there stays."""
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
-    if (folder / FILE).exists():
-        return
-    tensors = {name: values(name, shape, seed) + gain(config, name) for name, shape in shapes(config).items()}
+    wanted, path = shapes(config), folder / FILE
+    if path.exists():
+        with safe_open(path, "pt") as there:
+            if {name: tuple(there.get_slice(name).get_shape()) for name in there.keys()} == wanted:  # noqa: SIM118
+                return
+    tensors = {name: values(name, shape, seed) + gain(config, name) for name, shape in wanted.items()}
     save_file(tensors, folder / f".{FILE}")
-    (folder / f".{FILE}").replace(folder / FILE)
+    (folder / f".{FILE}").replace(path)

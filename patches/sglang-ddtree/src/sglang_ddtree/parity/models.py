@@ -139,9 +139,19 @@ MODELS = {
 }
 
 
-def write(directory: Path, names: tuple[str, ...] = tuple(MODELS)) -> None:
-    """directory/NAME/config.json for each model."""
+SAVED = ("hybrid", "dense", "drafter")
+
+
+def write(directory: Path, names: tuple[str, ...] = tuple(MODELS), ranks: int = 1) -> None:
+    """directory/NAME/config.json for each model. For several ranks the small ones have weights as well, and a
+    vocabulary of which every rank gets tokens: SGLang pads it to 64 a rank at least.
+    """
     for name in names:
-        folder = directory / name
+        folder, config = directory / name, MODELS[name]
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(MODELS[name], indent=1))
+        if ranks > 1 and name in SAVED:
+            from sglang_ddtree.parity import checkpoint
+
+            config = {**config, "vocab_size": 64 * (ranks - 1) + 16}
+            checkpoint.write(folder, config, seed=1)
+        (folder / "config.json").write_text(json.dumps(config, indent=1))

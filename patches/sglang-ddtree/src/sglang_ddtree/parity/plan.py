@@ -19,7 +19,8 @@ class Arm:
 
     memory: (shares, of): 0 of 1 for a small model; 1 of 2 where two arms' weights fit the GPU at once, 2 of 2 where
     one's do. The last value of a flag counts, so `extra` can replace any above it. states: how a tree keeps recurrent
-    states (states.py). widths: of an auto arm, whose budget is the widest.
+    states (states.py). widths: of an auto arm, whose budget is the widest. tp: GPUs that share the model, each with a
+    process of its own.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Arm:
     memory: tuple[int, int] = (0, 1)
     states: str = "snapshots"
     widths: tuple[int, ...] = ()
+    tp: int = 1
 
     def argv(self, models: Path) -> list[str]:
         """Arguments of sglang.launch_server. Radix cache and prefill graphs are off unless `extra` says otherwise."""
@@ -70,6 +72,8 @@ class Arm:
             str(self.tokens),
             "--mem-fraction-static",
             "0.8",
+            "--tp-size",
+            str(self.tp),
             "--random-seed",
             "7",
             "--log-level",
@@ -123,7 +127,19 @@ class Arm:
             "extra_buffer": self.extra_buffer,
             "gpu_lock": str(lock),
             "memory": list(self.memory),
+            "tp": self.tp,
         }
+
+
+def spread(arm: Arm, tp: int) -> Arm:
+    """The arm over `tp` GPUs. Weights that were to be drawn come from a checkpoint, which ranks cut. What trees are
+    compared with in float32 decodes on one GPU: then ranks that are wrong in the same way are seen as well.
+    """
+    if tp == 1:
+        return arm
+    plain = arm.kind == "ar" and arm.dtype == "float32"
+    saved = () if arm.seed is None else ("--load-format", "auto")
+    return dataclasses.replace(arm, tp=1 if plain else tp, seed=None, extra=(*arm.extra, *saved))
 
 
 def tokens_job(count: int = 4, new: int = 256, *, together: bool = False, **params: Any) -> dict[str, Any]:

@@ -58,6 +58,8 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
             wrong.append(f"compared with nothing: {name} gave no answer")
     counted = verdicts.last_counters(result)
     measured = [job for job in result["results"] if job["job"] in EXCLUSIVE]
+    if arm.tp > 1 and arm.kind == "tree" and not measured and not result["sums"]:
+        wrong.append("no tree round of its ranks was compared")
     return {
         **row,
         "informed": verdicts.commits(result),
@@ -68,6 +70,7 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
         "wrong": wrong,
         **({"late": True} if late else {}),
         **({"measured": measured} if measured else {}),
+        **({"ranks": arm.tp, "rounds_compared": len(result["sums"])} if arm.tp > 1 else {}),
     }
 
 
@@ -117,15 +120,16 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     wrong = {row["arm"]: row["wrong"] for row in rows if row["wrong"]}
-    kept = kept_by(arms)
+    kept, tp = kept_by(arms), max(arm.tp for arm in arms)
     fixed = [row for row in rows if not about_auto(row)]
     return {
         "schema": proofs.SCHEMA,
-        "engine": proofs.engine_digest(states=kept),
+        "engine": proofs.engine_digest(states=kept, tp=tp),
         "states": kept,
+        "tp": tp,
         "architecture": models.MODELS[arms[0].target]["architectures"][0],
         "backend": "triton",
-        "compute_capability": args.compute_capability(),
+        "compute_capability": args.compute_capability(range(tp)),
         "driver": proofs.running_driver(),
         "max_budget": max(arm.budget for arm in arms),
         "passed": not any(row["wrong"] for row in fixed),
@@ -265,6 +269,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--gpu-lock", type=Path, help="shared with other suites that use the GPU at the same time")
     parser.add_argument("--keep", action="store_true", help="keep the answers in OUT that these sources have given")
     parser.add_argument("--states", choices=states.CHOICES, help="how all arms keep a tree's recurrent states")
+    parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="GPUs that share a model")
     parser.add_argument("--proof", type=Path, help="write the record that admits this combination on this host")
     return parser.parse_args(argv)
 
@@ -274,9 +279,9 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
     try:
         arms = [
-            dataclasses.replace(a, states=options.states or a.states)
+            plan.spread(dataclasses.replace(a, states=options.states or a.states), options.tp)
             for a in gather(options.section)
-            if not options.only or a.name in options.only
+            if (not options.only or a.name in options.only) and (options.tp == 1 or a.kind != "auto")
         ]
         if options.proof is not None:
             kept_by(arms)
@@ -288,7 +293,7 @@ def main(argv: list[str]) -> int:
         options.out,
         options.parallel,
         time.monotonic() + options.limit_s,
-        more=lambda found: askable(arms, found),
+        more=lambda found: [plan.spread(a, options.tp) for a in askable(arms, found)],
         lock=options.gpu_lock,
         sources=sources() if options.keep else "",
     )

@@ -46,7 +46,7 @@ def commits(result: Result) -> dict[str, Any]:
 
 def job_failures(result: Result) -> list[str]:
     """What the jobs themselves found wrong."""
-    found = leaks(result)
+    found = leaks(result) + result.get("apart", [])
     for number, job in enumerate(result["results"]):
         found += [f"job {number}: {line}" for line in job.get("wrong", [])]
         if job.get("audited_rounds") == 0:
@@ -144,3 +144,28 @@ def oracle_errors(
         "top1_equal": top1,
         "max_error_by_depth": {str(k): round(v, 7) for k, v in sorted(by_depth.items())},
     }
+
+
+def apart(answers: list[Result]) -> list[str]:
+    """Where the ranks' answers differ from rank 0's: in a round, or in what a job emitted. Empty if they agree."""
+    wrong, first = [], answers[0]
+    for rank, other in enumerate(answers[1:], 1):
+        pairs = list(zip(first["sums"], other["sums"], strict=False))
+        at = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        if at is not None:
+            wrong.append(f"rank {rank} parted from rank 0 in tree round {at} of {len(first['sums'])}")
+        elif len(first["sums"]) != len(other["sums"]):
+            wrong.append(f"rank {rank} had {len(other['sums'])} tree rounds, rank 0 {len(first['sums'])}")
+        wrong += [
+            f"rank {rank} emitted other tokens than rank 0 in job {job}"
+            for job, (a, b) in enumerate(zip(first["results"], other["results"], strict=True))
+            if a.get("ids") != b.get("ids")
+        ]
+    return wrong
+
+
+def together(answers: list[Result]) -> Result:
+    """One answer of an arm whose ranks have each given theirs: rank 0's, with where the others differ from it."""
+    if len(answers) == 1:
+        return answers[0]
+    return {**answers[0], "ranks": len(answers), "apart": apart(answers)}
