@@ -1,7 +1,8 @@
-"""For every test run: SIGTERM ends it as Ctrl-C does, and no lab outlives it, however its processes ended."""
+"""For every test run: nothing of the tester's own settings, SIGTERM ends it as Ctrl-C does, and no lab outlives it."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -9,6 +10,16 @@ from types import FrameType
 import pytest
 
 from ddtree_ops.lab import owned
+
+# What a person or a CI service sets for programs: colours and widths, our own variables, SGLang's, proxies.
+THEIRS = (
+    "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "LINES", "NO_COLOR", "PY_COLORS",
+    "TTY_COMPATIBLE", "TTY_INTERACTIVE", "DDTREE_DEBUG", "DDTREE_INVENTORY", "DDTREE_LAB", "SSH_AUTH_SOCK",
+    "PYTHONOPTIMIZE", "CDPATH", "ENV", "BASH_ENV",
+)  # fmt: skip
+for _name in list(os.environ):  # before anything is imported: libraries look at some of these only then
+    if _name in THEIRS or _name.startswith(("SGLANG_", "GIT_")) or _name.lower().endswith("_proxy"):
+        del os.environ[_name]
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

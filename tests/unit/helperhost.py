@@ -36,7 +36,7 @@ class HelperHost:
         return [c[1:] for c in self.calls() if c[0] == "systemctl" and c[1] not in ("show", "--version")]
 
     def do(self, op: str, payload: bytes | None = None, **args: Any) -> dict[str, Any]:
-        return self.agent.call(op, args, payload, deadline_s=30)
+        return self.agent.call(op, args, payload, deadline_s=120)
 
     def state(self, instance: str) -> dict[str, Any]:
         return dict(json.loads((self.root / "instances" / instance / "state.json").read_text()))

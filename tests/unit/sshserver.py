@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import paramiko
 
 @dataclass
 class SshServer:
-    """``frozen`` stops answering anything, ``freeze_on_exec`` only as a command is asked for; ``port``: it listens."""
+    """``frozen`` stops answering anything, ``freeze_on_exec`` only as a command is asked for; ``port``: it listens.
+
+    ``on_probe`` is called for each question whether the link still lives, before it is answered.
+    """
 
     host_key: paramiko.PKey
     user_key: paramiko.PKey
@@ -24,6 +29,8 @@ class SshServer:
     address: str = "127.0.0.1"
     frozen: threading.Event = field(default_factory=threading.Event)
     freeze_on_exec: bool = False
+    on_probe: Callable[[], None] = field(default=lambda: None)
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     transports: list[paramiko.Transport] = field(default_factory=list)
     forwards: list[tuple[str, int]] = field(default_factory=list)
     port: int = 0
@@ -44,6 +51,9 @@ class SshServer:
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         self.cut()
+        for child in self.children:
+            with contextlib.suppress(ProcessLookupError):  # what the test asked for must not outlive it
+                os.killpg(child.pid, signal.SIGKILL)
 
     def cut(self) -> None:
         """End every connection, as a host does that dies."""
@@ -88,6 +98,10 @@ class _Session(paramiko.ServerInterface):
     def get_allowed_auths(self, username: str) -> str:
         return "keyboard-interactive" if username == "two-factors" else "publickey"
 
+    def check_global_request(self, _kind: str, _msg: paramiko.Message) -> bool:
+        self._server.on_probe()
+        return False
+
     def check_channel_request(self, kind: str, _chanid: int) -> int:
         return paramiko.OPEN_SUCCEEDED if kind == "session" else paramiko.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
@@ -111,7 +125,8 @@ class _Session(paramiko.ServerInterface):
             there = threading.Thread(target=pump, args=(channel, far), daemon=True)
             there.start()
             pump(far, channel)
-            channel.close()
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # the client may have gone meanwhile
+                channel.close()
             there.join()
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
@@ -127,7 +142,9 @@ class _Session(paramiko.ServerInterface):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=Path.home(),
+            start_new_session=True,
         ) as child:
+            self._server.children.append(child)
             assert child.stdin
             assert child.stdout
             assert child.stderr

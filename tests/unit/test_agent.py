@@ -210,10 +210,11 @@ def test_a_link_cut_at_any_call_and_asked_again_ends_the_same(tmp_path: Path, at
     assert set(host.state("qwen")["taken_back"]) == {second}
 
 
-def test_an_operation_that_takes_too_long_ends_itself(tmp_path: Path) -> None:
+def test_an_operation_that_takes_too_long_ends_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddtree_ops.agent.GRACE_S", 120.0)  # the far side's own limit must not come first
     host = helper_host(tmp_path)
     host.do("facts")
-    slow = [sys.executable, "-c", "import time; time.sleep(20)"]
+    slow = [sys.executable, "-c", "import time; time.sleep(600)"]
     host.agent._extra["bin"]["journalctl"] = slow
     with pytest.raises(DeadlineError, match="logs took longer than 1 s"):
         host.agent.call("logs", {"instance": "qwen", "follow": True}, deadline_s=1)

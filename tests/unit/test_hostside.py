@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helperhost import HelperHost, deployed, helper_host, release_tar
+from waiting import NOBODY
 
 from ddtree_ops.agent import client
 from ddtree_ops.errors import HelperError, LockedError, MovedError, RefusedError, UnreachableError
@@ -218,9 +218,7 @@ def test_asking_for_the_lock_again_after_a_lost_answer_finds_it_ones_own(free: H
 
 
 def test_a_lock_left_by_a_dead_process_of_this_machine_is_taken_over_at_once(free: HelperHost) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    free.do("lock", token="t", owner="op@desk", pid=dead.pid, client=client(), purpose="deploy")
+    free.do("lock", token="t", owner="op@desk", pid=NOBODY, client=client(), purpose="deploy")
     with free.agent.locked("mine"):
         pass
     free.do("lock", token="t", owner="op@desk", pid=os.getppid(), client=client(), purpose="deploy")

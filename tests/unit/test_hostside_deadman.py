@@ -16,6 +16,7 @@ from helperhost import HelperHost, deployed, helper_host, release_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from systemd_words import exec_start
+from waiting import NOBODY
 
 from ddtree_ops.errors import LockedError, RefusedError, RolledBackError
 from ddtree_ops.hostside.deadman import quote
@@ -61,7 +62,7 @@ def timers(host: HelperHost) -> list[str]:
 def test_an_unconfirmed_release_is_taken_back_by_the_host(host: HelperHost) -> None:
     first = deployed(host, "one\n")
     host.do("record", instance="qwen", release=first, outcome="proven")
-    host.do("arm", instance="qwen", to=first, within_s=60)
+    host.do("arm", instance="qwen", to=first, within_s=6000)
     second = deployed(host, "two\n")
     assert timer_fires(host)["value"] == {"taken_back": False, "why": "not due"}
     assert host.current("qwen") == second
@@ -78,7 +79,7 @@ def test_an_unconfirmed_release_is_taken_back_by_the_host(host: HelperHost) -> N
 
 
 def test_a_first_release_that_is_not_confirmed_leaves_nothing(host: HelperHost) -> None:
-    host.do("arm", instance="qwen", to="none", within_s=60)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
     deployed(host, "one\n")
     let_it_pass(host)
     assert timer_fires(host)["value"]["to"] is None
@@ -87,7 +88,7 @@ def test_a_first_release_that_is_not_confirmed_leaves_nothing(host: HelperHost) 
 
 
 def test_a_confirmed_release_stays(host: HelperHost) -> None:
-    host.do("arm", instance="qwen", to="none", within_s=60)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
     second = deployed(host, "two\n")
     assert host.do("facts")["instances"]["qwen"]["armed"]["to"] == "none"
     assert host.do("confirm", instance="qwen") == {"was_armed": True}
@@ -100,9 +101,9 @@ def test_a_confirmed_release_stays(host: HelperHost) -> None:
 
 def test_arming_again_moves_the_deadline_but_not_what_is_returned_to(host: HelperHost) -> None:
     first = deployed(host, "one\n")
-    early = host.do("arm", instance="qwen", to=first, within_s=60)
+    early = host.do("arm", instance="qwen", to=first, within_s=6000)
     second = deployed(host, "two\n")
-    late = host.do("arm", instance="qwen", to=second, within_s=600)
+    late = host.do("arm", instance="qwen", to=second, within_s=60000)
     assert late["to"] == first
     assert late["deadline"] > early["deadline"]
     assert len(timers(host)) == 1
@@ -111,7 +112,7 @@ def test_arming_again_moves_the_deadline_but_not_what_is_returned_to(host: Helpe
 
 
 def test_arming_needs_no_daemon_reload_and_leaves_a_unit_for_the_next_boot(host: HelperHost) -> None:
-    host.do("arm", instance="qwen", to="none", within_s=60)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
     assert ["daemon-reload"] not in host.changes()
     unit = host.units / "ddtree-takeback.service"
     assert (host.units / "multi-user.target.wants" / unit.name).resolve() == unit
@@ -119,7 +120,7 @@ def test_arming_needs_no_daemon_reload_and_leaves_a_unit_for_the_next_boot(host:
 
 
 def test_after_a_reboot_what_is_due_is_taken_back_and_the_rest_waits_again(host: HelperHost) -> None:
-    host.do("arm", instance="qwen", to="none", within_s=60)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
     second = deployed(host, "two\n")
     assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["why"] == "not due"
     assert host.current("qwen") == second
@@ -130,7 +131,7 @@ def test_after_a_reboot_what_is_due_is_taken_back_and_the_rest_waits_again(host:
 
 
 def test_the_host_waits_for_another_change_but_not_for_the_one_that_armed(host: HelperHost) -> None:
-    host.do("arm", instance="qwen", to="none", within_s=60)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
     deployed(host, "one\n")
     let_it_pass(host)
     token = host.agent.token
@@ -150,15 +151,13 @@ def test_the_host_waits_for_another_change_but_not_for_the_one_that_armed(host: 
 def test_a_switch_that_was_killed_half_way_does_not_keep_the_next_one_waiting(host: HelperHost, boot: str) -> None:
     first = deployed(host, "first\n")
     host.do("record", instance="qwen", release=first, outcome="proven")
-    host.do("arm", instance="qwen", to=first, within_s=300)
+    host.do("arm", instance="qwen", to=first, within_s=30000)
     deployed(host, "second\n")
     let_it_pass(host)
-    dead = subprocess.Popen(["true"])
-    dead.wait()
     held = {
         "token": "its own",
         "owner": "dead-man switch",
-        "pid": dead.pid if boot == "this" else os.getpid(),
+        "pid": NOBODY if boot == "this" else os.getpid(),
         "expires": time.time() + 300,
         "boot": boot_id() if boot == "this" else boot,
     }
@@ -168,7 +167,7 @@ def test_a_switch_that_was_killed_half_way_does_not_keep_the_next_one_waiting(ho
 
 def test_a_switch_that_is_at_work_is_waited_for(host: HelperHost) -> None:
     first = deployed(host, "first\n")
-    host.do("arm", instance="qwen", to=first, within_s=300)
+    host.do("arm", instance="qwen", to=first, within_s=30000)
     deployed(host, "second\n")
     let_it_pass(host)
     held = {"token": "its own", "owner": "dead-man switch", "pid": os.getpid(), "expires": time.time() + 300}
@@ -178,7 +177,7 @@ def test_a_switch_that_is_at_work_is_waited_for(host: HelperHost) -> None:
 
 def test_the_old_server_that_was_never_touched_is_not_restarted(host: HelperHost) -> None:
     first = deployed(host, "one\n")
-    host.do("arm", instance="qwen", to=first, within_s=60)
+    host.do("arm", instance="qwen", to=first, within_s=6000)
     second, tar = release_tar("two\n")
     host.do("stage_release", tar, instance="qwen", release=second)
     host.do("switch", instance="qwen", release=second)
@@ -188,10 +187,10 @@ def test_the_old_server_that_was_never_touched_is_not_restarted(host: HelperHost
 
 def test_a_switch_without_a_way_back_is_not_armed(host: HelperHost) -> None:
     with pytest.raises(RefusedError, match="could not be returned to"):
-        host.do("arm", instance="qwen", to="ab" * 32, within_s=60)
+        host.do("arm", instance="qwen", to="ab" * 32, within_s=6000)
     (host.systemd / "fail-systemd-run").touch()
     with pytest.raises(RefusedError, match="could not be armed"):
-        host.do("arm", instance="qwen", to="none", within_s=60)
+        host.do("arm", instance="qwen", to="none", within_s=6000)
     assert not armed_file(host).exists()
 
 

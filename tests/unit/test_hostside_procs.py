@@ -12,11 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from waiting import until
+from waiting import NOBODY, until
 
 from ddtree_ops.hostside import procs
-
-NOBODY = 2**22 + 1  # beyond the largest number that Linux gives a process
 
 
 def test_a_listening_port_with_its_process() -> None:

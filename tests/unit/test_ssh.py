@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
 import socket
 import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import paramiko
 import pytest
 from sshserver import SshServer, serving
+from waiting import running, until
 
+from ddtree_ops.clock import Clock, FakeClock, SystemClock
 from ddtree_ops.errors import AuthError, DeadlineError, HostKeyError, RefusedError, UnreachableError
 from ddtree_ops.model import Address, HostSpec
 from ddtree_ops.remote.known_hosts import fingerprint, line_for
-from ddtree_ops.remote.ssh import SshRemote
+from ddtree_ops.remote.ssh import SshRemote, prefer
 from ddtree_ops.remote.ssh_auth import agent_answers
 
 Open = Callable[..., SshRemote]
@@ -53,7 +54,7 @@ def open_ssh(files: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch) ->
 
     def make(
         *, trust: bool = True, user: str = "op", key: str = "id", config: str = "", host: str | None = None,
-        port: int | None = None, jump: str | None = None, **limits: float,
+        port: int | None = None, jump: str | None = None, clock: Clock | None = None, **limits: float,
     ) -> SshRemote:  # fmt: skip
         if trust:
             known(files, server)
@@ -62,7 +63,9 @@ def open_ssh(files: Path, server: SshServer, monkeypatch: pytest.MonkeyPatch) ->
             name="h1", address=address, identity=(str(files / key),), known_hosts=str(files / "known_hosts"), jump=jump,
         )  # fmt: skip
         text = f"Host *\n  IdentitiesOnly yes\n{config}"
-        remote = SshRemote(spec, config=paramiko.SSHConfig.from_text(text), **{"connect_s": 3.0, **limits})
+        remote = SshRemote(
+            spec, clock, config=paramiko.SSHConfig.from_text(text), **{"connect_s": 60.0, "silence_s": 60.0, **limits}
+        )
         opened.append(remote)
         return remote
 
@@ -77,66 +80,65 @@ def known(files: Path, server: SshServer, key: paramiko.PKey | None = None) -> N
 
 
 def test_a_command_gives_its_status_and_both_outputs(open_ssh: Open) -> None:
-    done = open_ssh().run(["sh", "-c", "echo out; echo err >&2; exit 3"], deadline_s=10)
+    done = open_ssh().run(["sh", "-c", "echo out; echo err >&2; exit 3"], deadline_s=60)
     assert (done.rc, done.text, done.err_text) == (3, "out\n", "err\n")
 
 
 def test_arguments_arrive_as_they_are(open_ssh: Open) -> None:
     awkward = ["a b", "$HOME", "`id`", 'q"q', "it's", "new\nline", "*", "%s", "~", "ü", ""]
-    done = open_ssh().run(["python3", "-c", "import sys; print(sys.argv[1:])", *awkward], deadline_s=10)
+    done = open_ssh().run(["python3", "-c", "import sys; print(sys.argv[1:])", *awkward], deadline_s=60)
     assert done.text.strip() == repr(awkward)
 
 
 def test_binary_input_and_output_survive(open_ssh: Open) -> None:
     data = os.urandom(3_000_000)
     remote = open_ssh()
-    assert remote.run(["cat"], deadline_s=30, stdin=data).out == data
-    assert remote.run(["cat"], deadline_s=30, stdin=io.BytesIO(data)).out == data
+    assert remote.run(["cat"], deadline_s=60, stdin=data).out == data
+    assert remote.run(["cat"], deadline_s=60, stdin=io.BytesIO(data)).out == data
     assert (remote.connections, remote.round_trips) == (1, 2)
 
 
 def test_a_command_that_does_not_read_its_input_still_ends(open_ssh: Open) -> None:
-    assert open_ssh().run(["true"], deadline_s=10, stdin=b"x" * 8_000_000).rc == 0
+    assert open_ssh().run(["true"], deadline_s=60, stdin=b"x" * 8_000_000).rc == 0
 
 
-def test_lines_come_while_the_command_runs(open_ssh: Open) -> None:
-    seen: list[tuple[str, float]] = []
-    began = time.monotonic()
-    open_ssh().run(
-        ["sh", "-c", "echo one; sleep 1; printf two"],
-        deadline_s=10,
-        on_line=lambda line: seen.append((line, time.monotonic() - began)),
-    )
-    assert [line for line, _ in seen] == ["one", "two"]
-    assert seen[1][1] - seen[0][1] > 0.5
+def test_lines_come_while_the_command_runs(open_ssh: Open, tmp_path: Path) -> None:
+    seen: list[str] = []
+    go = tmp_path / "go"
+
+    def on_line(line: str) -> None:
+        seen.append(line)
+        go.touch()  # the command waits for it: a line that comes only at the end never comes
+
+    program = f"echo one; until [ -e {go} ]; do sleep 0.05; done; printf two"
+    assert open_ssh().run(["sh", "-c", program], deadline_s=60, on_line=on_line).rc == 0
+    assert seen == ["one", "two"]
 
 
 def test_put_is_whole_and_get_reads_it_back(open_ssh: Open, tmp_path: Path) -> None:
     remote = open_ssh()
     data = os.urandom(100_000)
     path = tmp_path / "new folder" / "file"
-    remote.put(data, str(path), mode=0o600, deadline_s=20)
+    remote.put(data, str(path), mode=0o600, deadline_s=60)
     assert path.read_bytes() == data
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
-    assert remote.get(str(path), deadline_s=10) == data
+    assert remote.get(str(path), deadline_s=60) == data
     with pytest.raises(RefusedError, match="larger than 10 bytes"):
-        remote.get(str(path), deadline_s=10, limit=10)
+        remote.get(str(path), deadline_s=60, limit=10)
     with pytest.raises(RefusedError, match="could not be read"):
-        remote.get(str(path) + "x", deadline_s=10)
+        remote.get(str(path) + "x", deadline_s=60)
 
 
-def test_a_command_that_takes_too_long_is_ended_on_the_host_too(open_ssh: Open, tmp_path: Path) -> None:
-    marker = tmp_path / "alive"
+def test_a_command_that_takes_too_long_is_ended_on_the_host_too(open_ssh: Open) -> None:
     with pytest.raises(DeadlineError, match="took longer than 1 s and was ended"):
-        open_ssh().run(["sh", "-c", f"sleep 4; touch {marker}"], deadline_s=1)
-    time.sleep(3.5)
-    assert not marker.exists()
+        open_ssh().run(["sh", "-c", "sleep 600.0123; true"], deadline_s=1)
+    until(lambda: not running("600.0123"), "the command is gone")
 
 
 def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_command(open_ssh: Open, server: SshServer) -> None:
     with pytest.raises(HostKeyError) as error:
-        open_ssh(trust=False).run(["true"], deadline_s=5)
+        open_ssh(trust=False).run(["true"], deadline_s=60)
     assert fingerprint(server.host_key.asbytes()) in error.value.found
     assert error.value.next == "ddtree-ops trust h1"
 
@@ -146,7 +148,7 @@ def test_a_wrong_key_is_refused_and_says_where_the_other_one_is(
 ) -> None:
     known(files, server, keys["other"])
     with pytest.raises(HostKeyError, match="line 1 has ecdsa") as error:
-        open_ssh(trust=False).run(["true"], deadline_s=5)
+        open_ssh(trust=False).run(["true"], deadline_s=60)
     assert fingerprint(keys["other"].asbytes()) in error.value.found
     assert error.value.next == "ddtree-ops trust h1 --replace"
 
@@ -154,93 +156,132 @@ def test_a_wrong_key_is_refused_and_says_where_the_other_one_is(
 def test_a_revoked_key_is_refused_though_another_line_has_it(open_ssh: Open, files: Path, server: SshServer) -> None:
     (files / "known_hosts").write_text("@revoked " + line_for("*", server.host_key))
     with pytest.raises(HostKeyError, match="is revoked in"):
-        open_ssh().run(["true"], deadline_s=5)
+        open_ssh().run(["true"], deadline_s=60)
 
 
 def test_a_certificate_authority_is_said_not_to_be_honoured(open_ssh: Open, files: Path, server: SshServer) -> None:
     (files / "known_hosts").write_text("@cert-authority " + line_for("*", server.host_key))
     with pytest.raises(HostKeyError) as error:
-        open_ssh(trust=False).run(["true"], deadline_s=5)
+        open_ssh(trust=False).run(["true"], deadline_s=60)
     assert "certificate authority" in error.value.why
 
 
 @pytest.mark.parametrize("change", [{"user": "eve"}, {"key": "id_other"}])
 def test_a_wrong_user_or_key_is_an_auth_error(open_ssh: Open, change: dict[str, str]) -> None:
     with pytest.raises(AuthError, match=r"does not let (op|eve) in") as error:
-        open_ssh(**change).run(["true"], deadline_s=5)
+        open_ssh(**change).run(["true"], deadline_s=60)
     assert error.value.host == "h1"
 
 
 def test_a_host_that_wants_more_than_a_key_is_said_so(open_ssh: Open) -> None:
     with pytest.raises(AuthError, match="a key alone is not enough, it wants keyboard-interactive"):
-        open_ssh(user="two-factors").run(["true"], deadline_s=5)
+        open_ssh(user="two-factors").run(["true"], deadline_s=60)
 
 
 def test_a_key_file_that_is_not_there_is_named(open_ssh: Open) -> None:
     with pytest.raises(AuthError, match=r"id_nowhere does not exist"):
-        open_ssh(key="id_nowhere").run(["true"], deadline_s=5)
+        open_ssh(key="id_nowhere").run(["true"], deadline_s=60)
 
 
 def test_a_locked_key_asks_for_the_agent(open_ssh: Open, files: Path, keys: dict[str, paramiko.PKey]) -> None:
     keys["user"].write_private_key_file(str(files / "id_locked"), password="secret")
     with pytest.raises(AuthError, match="id_locked needs a passphrase") as error:
-        open_ssh(key="id_locked").run(["true"], deadline_s=5)
+        open_ssh(key="id_locked").run(["true"], deadline_s=60)
     assert error.value.next == f"ssh-add {files}/id_locked"
 
 
-def test_a_closed_port_a_bad_name_and_a_silent_port(open_ssh: Open) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(UnreachableError, match="refuses connections"):
-        open_ssh(port=port).run(["true"], deadline_s=5)
+@contextlib.contextmanager
+def nobody_listens() -> Iterator[int]:
+    """A port that refuses connections: it is taken, so that nobody else gets it, but not listened on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def no_such_name(*_args: object, **_more: object) -> None:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_a_closed_port_a_bad_name_and_a_silent_port(open_ssh: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with nobody_listens() as port, pytest.raises(UnreachableError, match="refuses connections"):
+        open_ssh(port=port).run(["true"], deadline_s=60)
+    monkeypatch.setattr(socket, "getaddrinfo", no_such_name)  # what a resolver without a network says differs
     with pytest.raises(UnreachableError, match=r"the name nowhere\.invalid does not resolve"):
-        open_ssh(host="nowhere.invalid").run(["true"], deadline_s=5)
+        open_ssh(host="nowhere.invalid").run(["true"], deadline_s=60)
+    monkeypatch.undo()
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(DeadlineError, match="accepts connections, but no SSH server answers"),
     ):
-        open_ssh(port=silent.getsockname()[1], connect_s=1.0).run(["true"], deadline_s=5)
+        open_ssh(port=silent.getsockname()[1], connect_s=1.0).run(["true"], deadline_s=60)
 
 
 def test_a_connection_that_breaks_off_is_said_and_the_next_call_makes_a_new_one(
     open_ssh: Open, server: SshServer
 ) -> None:
     remote = open_ssh()
-    threading.Timer(0.5, server.cut).start()
-    with pytest.raises(UnreachableError, match="the connection was lost while running sleep"):
-        remote.run(["sleep", "5"], deadline_s=10)
-    assert remote.run(["echo", "back"], deadline_s=10).text == "back\n"
+    with pytest.raises(UnreachableError, match="the connection was lost while running sh"):
+        remote.run(["sh", "-c", "echo on; sleep 600"], deadline_s=600, on_line=lambda _line: server.cut())
+    assert remote.run(["echo", "back"], deadline_s=60).text == "back\n"
     assert remote.connections == 2
 
 
+class FromNowOn(SystemClock):
+    """A clock that stands still until it is started: a busy machine costs no time before."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+
+    def start(self) -> None:
+        self.began = super().monotonic()
+
+    def monotonic(self) -> float:
+        return super().monotonic() - self.began if self.began is not None else 0.0
+
+
 def test_a_frozen_host_is_declared_dead_long_before_the_deadline(open_ssh: Open, server: SshServer) -> None:
-    remote = open_ssh(silence_s=1.5, probe_every_s=0.3)
-    threading.Timer(0.5, server.frozen.set).start()
-    began = time.monotonic()
-    with pytest.raises(DeadlineError, match="silent for"):
-        remote.run(["sleep", "30"], deadline_s=60)
-    assert time.monotonic() - began < 6
+    clock = FromNowOn()
+
+    def freeze(_line: str) -> None:
+        server.frozen.set()
+        clock.start()
+
+    remote = open_ssh(silence_s=3.0, probe_every_s=0.1, clock=clock)
+    remote.run(["true"], deadline_s=600)
+    with pytest.raises(DeadlineError, match="silent for 3 s while running sh"):
+        remote.run(["sh", "-c", "echo on; sleep 600"], deadline_s=600, on_line=freeze)
 
 
 def test_a_link_cut_just_as_the_command_is_asked_for_is_noticed_too(open_ssh: Open, server: SshServer) -> None:
     """There is nothing to watch yet, and the library waits for the server's word without end."""
     server.freeze_on_exec = True
-    began = time.monotonic()
-    with pytest.raises(UnreachableError, match="the host was silent for 2 s"):
-        open_ssh(silence_s=1.5, probe_every_s=0.3).run(["true"], deadline_s=60)
-    assert time.monotonic() - began < 6
+    with pytest.raises(UnreachableError, match="the host was silent for 4 s"):
+        open_ssh(silence_s=4.0, probe_every_s=0.3).run(["true"], deadline_s=600)
 
 
-def test_a_quiet_command_on_a_live_link_is_not_taken_for_dead(open_ssh: Open) -> None:
-    assert open_ssh(silence_s=1.0, probe_every_s=0.2).run(["sleep", "2.5"], deadline_s=10).rc == 0
+def test_a_quiet_command_on_a_live_link_is_not_taken_for_dead(
+    open_ssh: Open, server: SshServer, tmp_path: Path
+) -> None:
+    """Each question costs most of the silence that is allowed, by the clock; the answer makes up for it."""
+    clock, go, probes = FakeClock(), tmp_path / "go", iter(range(6))
+
+    def probe() -> None:
+        clock.sleep(40.0)
+        if next(probes, None) is None:
+            go.touch()
+
+    server.on_probe = probe
+    remote = open_ssh(silence_s=60.0, probe_every_s=0.02, clock=clock)
+    quiet = f"until [ -e {go} ]; do sleep 0.05; done"
+    assert remote.run(["sh", "-c", quiet], deadline_s=6000).rc == 0
+    assert clock.now >= 6 * 40.0
 
 
 def test_an_alias_of_the_ssh_configuration_gives_address_port_and_user(open_ssh: Open, server: SshServer) -> None:
     config = f"Host box\n  HostName {server.address}\n  Port {server.port}\n  User op\n"
     remote = open_ssh(config=config, host="box", port=server.port)
     assert str(remote.route[-1]) == f"op@127.0.0.1:{server.port}"
-    assert remote.run(["true"], deadline_s=5).rc == 0
+    assert remote.run(["true"], deadline_s=60).rc == 0
 
 
 def test_two_jump_hosts_each_with_its_own_key_check(
@@ -253,27 +294,35 @@ def test_two_jump_hosts_each_with_its_own_key_check(
         known(files, second)
         jump = f"op@127.0.0.1:{first.port},op@127.0.0.1:{second.port}"
         with pytest.raises(HostKeyError, match="is not known"):
-            open_ssh(jump=jump).run(["true"], deadline_s=5)
+            open_ssh(jump=jump).run(["true"], deadline_s=60)
         known(files, first)
-        assert open_ssh(jump=jump).run(["echo", "through"], deadline_s=5).text == "through\n"
+        assert open_ssh(jump=jump).run(["echo", "through"], deadline_s=60).text == "through\n"
         assert first.forwards[-1] == ("127.0.0.1", second.port)
         assert second.forwards[-1] == ("127.0.0.1", server.port)
 
 
+def test_a_jump_host_that_is_gone_when_the_link_through_it_ends_is_no_traceback() -> None:
+    """The library's own thread ends the link, and what it raises is printed on the person's terminal."""
+
+    class Gone(paramiko.Channel):
+        def close(self) -> None:
+            raise EOFError
+
+    with contextlib.closing(prefer(())(Gone(1))) as transport:
+        transport.packetizer.close()
+
+
 def test_a_jump_host_that_cannot_reach_the_host_is_told_apart(open_ssh: Open, files: Path, server: SshServer) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     known(files, server)
-    with pytest.raises(UnreachableError, match="the jump host could not reach"):
-        open_ssh(port=port, jump=f"op@127.0.0.1:{server.port}").run(["true"], deadline_s=5)
+    with nobody_listens() as port, pytest.raises(UnreachableError, match="the jump host could not reach"):
+        open_ssh(port=port, jump=f"op@127.0.0.1:{server.port}").run(["true"], deadline_s=60)
 
 
 def test_ipv6(files: Path, open_ssh: Open, keys: dict[str, paramiko.PKey]) -> None:
     try:
         with serving(SshServer(keys["host"], keys["user"], address="::1")) as six:
             known(files, six)
-            assert open_ssh(host="::1", port=six.port).run(["echo", "six"], deadline_s=5).text == "six\n"
+            assert open_ssh(host="::1", port=six.port).run(["echo", "six"], deadline_s=60).text == "six\n"
     except OSError as error:
         pytest.skip(f"no IPv6 loopback here: {error}")
 
@@ -283,9 +332,7 @@ def test_a_dead_agent_does_not_hang_us(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
-        began = time.monotonic()
         assert agent_answers(path, 0.3) is False
-        assert time.monotonic() - began < 2
     assert agent_answers(path, 0.3) is False
     assert agent_answers(None, 0.3) is False
 
@@ -298,9 +345,7 @@ def ssh_agent(tmp_path: Path, keys: dict[str, paramiko.PKey]) -> Iterator[str]:
     path = str(tmp_path / "agent.sock")
     with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL) as running:
         try:
-            end = time.monotonic() + 5
-            while not agent_answers(path, 0.5) and time.monotonic() < end:
-                time.sleep(0.05)
+            until(lambda: agent_answers(path, 60.0), "the agent answers")
             keys["user"].write_private_key_file(str(tmp_path / "for_agent"))
             added = subprocess.run(
                 ["ssh-add", "-q", str(tmp_path / "for_agent")], env={**os.environ, "SSH_AUTH_SOCK": path}, check=False
@@ -316,7 +361,7 @@ def test_the_agents_keys_are_used_and_only_those_named_under_identities_only(
 ) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", ssh_agent)
     with pytest.raises(AuthError, match=r"id_other \(refused\)$"):
-        open_ssh(key="id_other").run(["true"], deadline_s=5)
+        open_ssh(key="id_other").run(["true"], deadline_s=60)
     user = keys["user"]
     (files / "id_other.pub").write_text(f"{user.get_name()} {user.get_base64()} mine\n")
-    assert open_ssh(key="id_other").run(["true"], deadline_s=5).rc == 0
+    assert open_ssh(key="id_other").run(["true"], deadline_s=60).rc == 0

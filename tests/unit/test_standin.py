@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,11 +13,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ports import reserved_port
 from prometheus_client.parser import text_string_to_metric_families
+from waiting import LIMIT_S, running, until
 
 from ddtree_ops.lab.standin import NOTICE, faults, flags
 
@@ -88,9 +90,8 @@ class Running:
     """A stand-in server under test."""
 
     def __init__(self, site: Path, words: tuple[str, ...], env: dict[str, str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self._claim = ExitStack()
+        self.port = self._claim.enter_context(reserved_port())
         command = [sys.executable, "-m", "ddtree_standin", "--model-path", str(site / "Qwen3.6-27B")]
         quick = {"STANDIN_LOAD_S": "0.05", "STANDIN_WARM_S": "0", "STANDIN_DRAIN_S": "0.05", "STANDIN_TOK_S": FAST}
         self.process = subprocess.Popen(
@@ -102,6 +103,20 @@ class Running:
             text=True,
         )
 
+    def close(self) -> None:
+        """End it and the child that a fault left behind."""
+        self.process.kill()
+        self.process.wait()
+        for pid in self.strays():  # before reading to the end: a stray holds the pipe
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate(timeout=LIMIT_S)
+        self._claim.close()
+
+    def strays(self) -> list[int]:
+        """Processes of the fault STRAY_CHILD, known by this server's port on the command line they were forked with."""
+        return [pid for pid in running(str(self.port)) if comm(pid) == "sglang::stray"]
+
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
@@ -109,7 +124,7 @@ class Running:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url(path), data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 status, text = answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -130,13 +145,13 @@ class Running:
             self.said += line
             if "ready to roll" in line:
                 return self
-        raise AssertionError(f"it ended with {self.process.wait(5)}: {self.said}")
+        raise AssertionError(f"it ended with {self.process.wait(LIMIT_S)}: {self.said}")
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Signal it (0: just wait) and return its exit status and the rest of its log."""
         if number:
             self.process.send_signal(number)
-        said, _ = self.process.communicate(timeout=10)
+        said, _ = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, said
 
 
@@ -151,16 +166,15 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(site: Path) -> Iterator[Start]:
-    running: list[Running] = []
+    started: list[Running] = []
 
     def run(*words: str, **env: str) -> Running:
-        running.append(Running(site, words, {f"STANDIN_{name}": value for name, value in env.items()}))
-        return running[-1]
+        started.append(Running(site, words, {f"STANDIN_{name}": value for name, value in env.items()}))
+        return started[-1]
 
     yield run
-    for server in running:
-        server.process.kill()
-        server.process.communicate()
+    for server in started:
+        server.close()
 
 
 # ---- flags
@@ -281,15 +295,13 @@ def test_mode_auto_is_a_tree_of_its_widest_width(start: Start) -> None:
 
 
 def test_it_drains_on_sigterm(start: Start) -> None:
-    server = start(*LINEAR, TOK_S="linear=40").up()
+    server = start(*LINEAR, TOK_S="linear=4").up()  # slow enough that the request still runs when it is looked at
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(server.generate, 20)
-        while server.get("/server_info")[1]["internal_states"][0]["last_gen_throughput"] == 0:
-            time.sleep(0.02)
+        until(lambda: server.get("/server_info")[1]["internal_states"][0]["last_gen_throughput"] > 0, "it runs")
         server.process.terminate()
-        time.sleep(0.1)
-        assert server.get("/health")[0] == 503
-        assert answer.result(5)["meta_info"]["completion_tokens"] == 20
+        until(lambda: server.get("/health")[0] == 503, "it drains")
+        assert answer.result(LIMIT_S)["meta_info"]["completion_tokens"] == 20
     code, said = server.end(0)
     assert code == 0
     assert "Draining requests" in said
@@ -396,29 +408,22 @@ def test_an_unproven_hybrid_needs_the_unsafe_flag(start: Start) -> None:
 
 def test_a_stray_child_outlives_the_server(start: Start) -> None:
     server = start(STRAY_CHILD="1").up()
-    pids = [int(pid) for pid in os.listdir("/proc") if pid.isdigit()]
-    strays = [pid for pid in pids if comm(pid) == "sglang::stray" and str(server.port) in cmdline(pid)]
-    assert len(strays) == 1
-    try:
-        server.process.terminate()
-        server.process.wait(5)
-        os.kill(strays[0], signal.SIGTERM)
-        time.sleep(0.2)
-        assert comm(strays[0]) == "sglang::stray"
-    finally:
-        os.kill(strays[0], signal.SIGKILL)
+    (stray,) = until(server.strays, "the stray has its name")
+    server.process.terminate()
+    server.process.wait(LIMIT_S)
+    ignored = next(line.split()[1] for line in status(stray).splitlines() if line.startswith("SigIgn:"))
+    assert int(ignored, 16) & 1 << signal.SIGTERM - 1
+    os.kill(stray, signal.SIGTERM)
+    assert server.strays() == [stray]
+
+
+def status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
 
 
 def comm(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
-def cmdline(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
 
