@@ -264,6 +264,8 @@ def prefer(types: Sequence[str]) -> Callable[..., paramiko.Transport]:
     """Makes transports that ask for the kinds of key we know first, so that a known host is not called unknown."""
 
     def make(sock: Any, **kwargs: Any) -> paramiko.Transport:
+        if isinstance(sock, paramiko.Channel):  # through a jump host
+            sock.close = quiet(sock.close)  # type: ignore[method-assign]
         transport = paramiko.Transport(sock, **kwargs)
         options = transport.get_security_options()
         able = [t for t in types if t in options.key_types]
@@ -271,6 +273,16 @@ def prefer(types: Sequence[str]) -> Callable[..., paramiko.Transport]:
         return transport
 
     return make
+
+
+def quiet(close: Callable[[], None]) -> Callable[[], None]:
+    """``close``, which tells the other side so; where that is gone, a thread of the library would print a traceback."""
+
+    def closing() -> None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            close()
+
+    return closing
 
 
 def within(seconds: float, func: Callable[[], Any]) -> Any:
