@@ -11,6 +11,7 @@ taken down by the next one.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
 
 HERE = Path(__file__).parent
+STARTED: list[subprocess.Popen[str]] = []
 ROOT = HERE.parents[1]
 
 
@@ -110,11 +112,25 @@ class Cli:
         return done
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        """Start it in a process group of its own and return at once; the caller ends it."""
-        return subprocess.Popen(
+        """Start it in a process group of its own and return at once; what still runs when the test ends is killed."""
+        STARTED.append(subprocess.Popen(
             self.argv(*words), env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+        ))  # fmt: skip
+        return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_a_test() -> Iterator[None]:
+    """A test that fails half way leaves the commands that it started."""
+    yield
+    while STARTED:
+        left = STARTED.pop()
+        if left.poll() is None:
+            os.killpg(left.pid, signal.SIGKILL)
+            left.wait()
+        if left.stdout is not None:
+            left.stdout.close()
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ def spec(machine: Machine, **change: Any) -> HostSpec:
     return HostSpec(**{**given, **change})
 
 
-def remote(machine: Machine, *, silence_s: float = 4.0, connect_s: float = 4.0, **change: Any) -> SshRemote:
+def remote(machine: Machine, *, silence_s: float = 10.0, connect_s: float = 10.0, **change: Any) -> SshRemote:
     """Nothing of the tester's own SSH configuration; short clocks, so that a cut link is a short test."""
     host = spec(machine, **change)
     return SshRemote(host, config=NOTHING, connect_s=connect_s, silence_s=silence_s, probe_every_s=1.0)
@@ -41,7 +41,7 @@ def agent(machine: Machine, **change: Any) -> Agent:
 
 
 def do(caller: Agent, op: str, payload: bytes | None = None, **args: Any) -> dict[str, Any]:
-    return caller.call(op, args, payload, deadline_s=30)
+    return caller.call(op, args, payload, deadline_s=120)
 
 
 def release(seconds: int) -> tuple[str, bytes]:

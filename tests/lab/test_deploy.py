@@ -187,7 +187,7 @@ def test_states_are_told_apart(cli: Cli, settled: Machine) -> None:
         settled.heal()
 
 
-def _until(true: Callable[[], bool], seconds: float = 20) -> None:
+def _until(true: Callable[[], bool], seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fleet import Cli, outcomes, result, running
+from waiting import until
 
 from ddtree_ops.lab.machine import Machine
 
@@ -19,6 +20,11 @@ import json, sys, urllib.request
 body = {"text": "hello", "sampling_params": {"max_new_tokens": int(sys.argv[1]), "temperature": 0, "ignore_eos": True}}
 request = urllib.request.Request("http://127.0.0.1:30000/generate", json.dumps(body).encode())
 print(json.load(urllib.request.urlopen(request, timeout=120))["meta_info"]["completion_tokens"])
+"""
+COUNT = """
+import re, urllib.request
+text = urllib.request.urlopen("http://127.0.0.1:30000/metrics", timeout=60).read().decode()
+print("".join(re.findall(r"^sglang:num_running_reqs(?:\\{[^}]*\\})? (\\S+)", text, re.M)))
 """
 
 
@@ -43,8 +49,18 @@ def asking(machine: Machine, tokens: int) -> subprocess.Popen[str]:
     """A request that runs for ``tokens`` / 94 seconds, sent from the host itself."""
     argv = ["nsenter", "--target", str(machine.leader()), "--all", "--", "python3", "-c", ASK, str(tokens)]
     client = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(1.5)
+    try:
+        until(lambda: requests(machine) == 1, "the request runs")
+    except BaseException:
+        client.kill()
+        raise
     return client
+
+
+def requests(machine: Machine) -> int:
+    """How many requests the server works on, by its own count."""
+    shown = machine.inside("python3", "-c", COUNT).stdout
+    return round(float(shown)) if shown.strip() else 0
 
 
 def change(cli: Cli) -> dict[str, Any]:

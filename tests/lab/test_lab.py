@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.lab.lab import Lab
@@ -148,9 +148,7 @@ except OSError:
 
 
 def wait_healthy(machine: Machine) -> None:
-    deadline = time.monotonic() + 15
-    while ask(machine, "/health")[0] != 200:
-        assert time.monotonic() < deadline, said(machine, "journalctl -u s -o cat")
+    until(lambda: ask(machine, "/health")[0] == 200, "it is healthy")
 
 
 def gpu_memory(machine: Machine) -> int:
@@ -183,9 +181,7 @@ def test_the_stand_in_refuses_flags_that_sglang_does_not_know(host: Machine, fla
 def test_a_fault_file_breaks_the_next_start_only(host: Machine) -> None:
     host.set_faults(["CRASH_AT_START=1"])
     start_standin(host)
-    deadline = time.monotonic() + 10
-    while said(host, "systemctl show s -p Result") != "Result=exit-code":
-        assert time.monotonic() < deadline
+    until(lambda: said(host, "systemctl show s -p Result") == "Result=exit-code", "it has ended")
     assert "CUDA out of memory" in said(host, "journalctl -u s -o cat")
     host.set_faults([])
     start_standin(host)
@@ -221,10 +217,14 @@ def test_freeze_and_thaw(host: Machine) -> None:
 
 def test_kill_resets_connections_and_keeps_the_disk(lab: Lab, host: Machine) -> None:
     said(host, "echo kept >/root/file && sync /root/file /root")
-    waiting = subprocess.Popen(host.ssh_argv("sleep", "60"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(0.5)
-    host.kill()
-    assert waiting.wait(5) == 255
+    waiting = subprocess.Popen(host.ssh_argv("sleep", "6000"), stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: "sleep 6000" in host.inside("ps", "-eo", "args").stdout, "the command runs")
+        host.kill()
+        assert waiting.wait(120) == 255
+    finally:
+        waiting.kill()
+        waiting.wait()
     refused = host.ssh("true")
     assert (refused.returncode, "refused" in refused.stderr) == (255, True)
     lab.power_on(host)
@@ -245,9 +245,9 @@ def test_powercut_loses_what_was_not_synced(lab: Lab, host: Machine) -> None:
 def test_reboot_from_inside(host: Machine) -> None:
     boot = said(host, "cat /proc/sys/kernel/random/boot_id")
     assert host.ssh("systemctl reboot").returncode in (0, 255)
-    deadline = time.monotonic() + 20
-    while host.ssh("cat /proc/sys/kernel/random/boot_id").stdout.strip() in ("", boot):
-        assert time.monotonic() < deadline
+    until(
+        lambda: host.ssh("cat /proc/sys/kernel/random/boot_id").stdout.strip() not in ("", boot), "it has booted anew"
+    )
     host.wait()
 
 
@@ -354,12 +354,12 @@ def test_a_killed_up_is_taken_down_by_name(other: Lab) -> None:
     """kill -9 in the middle of `lab up`; `lab down` then finds all of it, also without the lab's own record."""
     command = [sys.executable, "-m", "ddtree_ops", "lab", "up", "--lab", other.names.lab, "--disk", "256"]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
-    while "processes" not in footprint(other.names):
-        assert time.monotonic() < deadline
-    started.send_signal(signal.SIGKILL)
-    started.wait()
+    try:
+        until(lambda: "processes" in footprint(other.names), "a host boots", 300, every_s=0.0)
+    finally:
+        started.send_signal(signal.SIGKILL)
+        started.wait()
     (other.names.dir / "lab.json").unlink()
     assert other.down()
-    while footprint(other.names):  # a command that the killed one had just started may still end
-        assert time.monotonic() < deadline + 20, footprint(other.names)
+    # a command that the killed one had just started may still end
+    until(lambda: not footprint(other.names), "nothing of it is left")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import subprocess
-import time
+
+from waiting import until
 
 from ddtree_ops.lab.machine import Machine
 from ddtree_ops.model import Mode, Settings
@@ -88,8 +89,6 @@ def test_systemd_gives_the_server_the_exact_arguments_and_variables(host: Machin
 
 def dumped(host: Machine) -> str:
     """The dump, once the service has ended."""
-    for _ in range(50):
-        if "inactive" in host.ssh("systemctl is-active sglang-ddtree-quoting.service").stdout:
-            return said(host, "cat /run/dump.json")
-        time.sleep(0.1)
-    raise AssertionError(said(host, "systemctl status sglang-ddtree-quoting.service; true"))
+    unit = "sglang-ddtree-quoting.service"
+    until(lambda: "inactive" in host.ssh(f"systemctl is-active {unit}").stdout, "the service has ended")
+    return said(host, "cat /run/dump.json")

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fleet import Cli, outcomes
+from ports import reserved_port
 
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
 
 CLIENTS = 8
 TOKENS = 96  # about a second of the stand-in
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
 
 
 @dataclass
@@ -39,7 +34,7 @@ class Router:
     process: subprocess.Popen[bytes]
 
     def get(self, path: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request("GET", path)
             reply = connection.getresponse()
@@ -58,7 +53,9 @@ def behind(
 ) -> Iterator[tuple[Router, Cli]]:
     """Two hosts whose instances are deployed, a router that knows both, an inventory that knows the router."""
     pytest.importorskip("smg", reason="the router has no wheel for this machine")
-    machines, port, metrics = hosts(2), free_port(), free_port()
+    machines = hosts(2)
+    claims = ExitStack()
+    port, metrics = claims.enter_context(reserved_port()), claims.enter_context(reserved_port())
     text = lab.names.inventory.read_text().replace("[groups]", '[groups]\nboth = ["lab1", "lab2"]')
     text = text.replace("drain_timeout_s = 10", 'drain_timeout_s = 20\nbind = "0.0.0.0"')
     more = f'[defaults.instance.router]\nurl = "http://127.0.0.1:{port}"\nmetrics_url = "http://127.0.0.1:{metrics}/metrics"\n'
@@ -80,11 +77,16 @@ def behind(
         yield router, cli
     finally:
         process.terminate()
-        process.wait(20)
-        log.close()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            log.close()
+            claims.close()
 
 
-def wait_for(true: Callable[[], bool], log: Path, seconds: float = 40) -> None:
+def wait_for(true: Callable[[], bool], log: Path, seconds: float = 240) -> None:
     end = time.monotonic() + seconds
     while True:
         try:

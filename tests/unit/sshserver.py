@@ -51,9 +51,9 @@ class SshServer:
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
         self.cut()
-        for child in self.children:
-            with contextlib.suppress(ProcessLookupError):  # what the test asked for must not outlive it
-                os.killpg(child.pid, signal.SIGKILL)
+        for pid in in_sessions({child.pid for child in self.children}):  # what was asked for must not outlive the test
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cut(self) -> None:
         """End every connection, as a host does that dies."""
@@ -159,7 +159,7 @@ class _Session(paramiko.ServerInterface):
                 thread.join()
             rc = child.wait()
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            channel.send_exit_status(rc)
+            channel.send_exit_status(rc if rc >= 0 else 128 - rc)  # as a shell counts one that a signal ended
             channel.shutdown_write()
             channel.close()
 
@@ -179,6 +179,18 @@ def pump(source: Any, sink: Any) -> None:
             sink.shutdown(socket.SHUT_WR)
         elif not isinstance(sink, paramiko.Channel) and hasattr(source, "recv"):
             sink.close()
+
+
+def in_sessions(leaders: set[int]) -> list[int]:
+    """The processes of these sessions. Of a process group there may be more: ``timeout`` makes one of its own."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                words = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if int(words[3]) in leaders:
+                    found.append(int(entry.name))
+    return found
 
 
 @contextlib.contextmanager
