@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -28,19 +27,15 @@ class Token:
     """Set once, looked at between steps and while waiting."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.is_set = False  # no Event: its lock would keep a second signal waiting that comes while it is being set
         self.signal = ""
 
     def set(self, name: str) -> None:
         self.signal = self.signal or name
-        self._event.set()
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
+        self.is_set = True
 
     def check(self) -> None:
-        if self._event.is_set():
+        if self.is_set:
             raise Interrupted(self.signal)
 
 

@@ -56,14 +56,26 @@ def main(argv: list[str]) -> int:
         die(f"ERROR:    [Errno {error.errno}] error while attempting to bind on address {where}: {why}")
     log(f"INFO:     Uvicorn running on http://{args.host}:{args.port} (Press CTRL+C to quit)")
     life = threading.Thread(target=live, args=(state, wrong), daemon=True)
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    signal.signal(signal.SIGINT, lambda *_: stopping.set())
+    stopping = told_to_stop()
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     life.start()
-    stopping.wait()
+    os.read(stopping, 1)
     drain(state, wrong)
     return 0
+
+
+def told_to_stop() -> int:
+    """A pipe that can be read from once SIGTERM or SIGINT came.
+
+    The interpreter writes into it as the signal comes. An Event set by a handler in Python may wait for ever for the
+    lock that the main thread holds as it begins to wait.
+    """
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading
 
 
 def load(resolved: settings.Settings, wrong: faults.Faults) -> None:

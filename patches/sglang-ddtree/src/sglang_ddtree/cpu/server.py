@@ -91,13 +91,17 @@ def main(argv: list[str]) -> int:
     state = State(engine, [sys.executable, "-m", "sglang_ddtree.cpu.server", *argv])
     server = listen(state)
     log(f"INFO:     Uvicorn running on http://{state.args['host']}:{server.server_port} (Press CTRL+C to quit)")
-    stopping = threading.Event()
+    # A pipe that the interpreter itself writes into at a signal. An Event set by a handler may wait for ever for the
+    # lock that this thread holds as it begins to wait.
+    stopping, written = os.pipe()
+    os.set_blocking(written, False)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     state.life = "up"
     log("The server is fired up and ready to roll!")
-    stopping.wait()
+    os.read(stopping, 1)
     drain(state)
     server.shutdown()
     return 0
