@@ -14,7 +14,8 @@ PACKAGE = "ddtree_hostside"
 MAIN = b"""\
 import sys
 if sys.version_info < (3, 8):
-    sys.stdout.write('{"event":"result","ok":false,"error":{"kind":"RefusedError","found":"python3 is %d.%d, too old",'
+    sys.stdout.write('\\n{"event":"result","ok":false,"error":{"kind":"RefusedError",'
+                     '"found":"python3 is %d.%d, too old",'
                      '"why":"the helper needs Python 3.8 or newer","next":"","data":{}}}\\n' % sys.version_info[:2])
     sys.exit(1)
 from ddtree_hostside.__main__ import main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, Protocol
@@ -13,6 +14,7 @@ from ddtree_ops.remote.base import Completed
 # Runs on the host, Python >= 3.8: read it all, check size and sha256, write beside the place, flush, rename, flush.
 PUT = """\
 import hashlib, os, sys, time
+os.umask(0o022)
 path, size, sha, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4], 8)
 data = sys.stdin.buffer.read()
 if len(data) != size or hashlib.sha256(data).hexdigest() != sha:
@@ -71,12 +73,15 @@ class FilesOverRun:
         )
 
     def get(self: Runs, path: str, *, deadline_s: float, sudo: bool = False, limit: int = 64 << 20) -> bytes:
-        done = self.run(["head", "-c", str(limit + 1), "--", path], deadline_s=deadline_s, sudo=sudo)
+        mark = secrets.token_hex(16)  # before it a login shell may have written a greeting
+        argv = ["sh", "-c", 'printf %s "$1"; exec head -c "$2" -- "$3"', "sh", mark, str(limit + 1), path]
+        done = self.run(argv, deadline_s=deadline_s, sudo=sudo)
         if done.rc != 0:
             raise explain(done, self.name) or RefusedError(f"{path} could not be read: {last_line(done)}", self.name)
-        if len(done.out) > limit:
+        data = done.out.partition(mark.encode())[2]
+        if len(data) > limit:
             raise RefusedError(f"{path} is larger than {limit} bytes", self.name)
-        return done.out
+        return data
 
 
 def bounded(argv: Sequence[str], deadline_s: float, *, sudo: bool) -> list[str]:

@@ -130,6 +130,15 @@ def test_put_is_whole_and_get_reads_it_back(open_ssh: Open, tmp_path: Path) -> N
         remote.get(str(path) + "x", deadline_s=60)
 
 
+def test_a_login_shell_that_greets_spoils_no_file(open_ssh: Open, server: SshServer, tmp_path: Path) -> None:
+    server.greeting = "printf 'Welcome to h1'; "
+    (tmp_path / "unit").write_bytes(b"[Service]\n\xff\0")
+    remote = open_ssh()
+    assert remote.get(str(tmp_path / "unit"), deadline_s=60) == b"[Service]\n\xff\0"
+    with pytest.raises(RefusedError, match="could not be read"):
+        remote.get(str(tmp_path / "nothing"), deadline_s=60)
+
+
 def test_a_command_that_takes_too_long_is_ended_on_the_host_too(open_ssh: Open) -> None:
     with pytest.raises(DeadlineError, match="took longer than 1 s and was ended"):
         open_ssh().run(["sh", "-c", "sleep 600.0123; true"], deadline_s=1)
