@@ -154,7 +154,8 @@ class Agent:
             lock = held.data.get("lock", {})
             if not left_behind(lock):
                 raise
-            self.call("unlock", {"force": True, "by": f"{owner()}, pid {lock['pid']} is dead"}, deadline_s=30.0)
+            why = f"{owner()}, pid {lock['pid']} is dead"
+            self.call("unlock", {"force": True, "by": why, "only": lock}, deadline_s=30.0)
             taken = self.call("lock", wanted, deadline_s=30.0)
         self.token = token
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -49,6 +50,8 @@ OPERATIONS: dict[str, tuple[str, bool]] = {
     "keep_baseline": ("load", True),
     "put_secrets": ("secrets", True),
 }
+# These wait for a payload that may never come, so they do not keep others out while they do; see ``lock.alone``.
+RECEIVING = ("stage_release", "stage_engine", "stage_wheels", "put_secrets")
 
 
 class Deadline(BaseException):
@@ -60,8 +63,10 @@ def ring(_signal: int, _frame: Any) -> NoReturn:
 
 
 def main() -> int:
+    os.umask(0o022)  # a hardened host's 077 would keep the server's user out of its engine; secrets have modes
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not end up among the answers
+    answers.write(b"\n")  # nor a greeting of the login shell that does not end its line
     request: dict[str, Any] = {}
     error: Failure | None = None
     try:
@@ -77,7 +82,7 @@ def main() -> int:
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        value = dispatch(ctx, request, seconds)
+        value = on_full_disk(ctx, request, seconds)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except Failure as failure:
         error = failure
@@ -100,13 +105,24 @@ def dispatch(ctx: Context, request: dict[str, Any], seconds: float) -> dict[str,
     if op not in OPERATIONS:
         raise Failure("HelperError", f"this helper knows no operation {op!r}")
     module, changes = OPERATIONS[op]
-    if changes or (ctx.lock and module != "lock"):
-        # The lease outlives the operation, so nobody can take the lock over while it runs; looking also renews it.
-        lock.require(ctx, ctx.lock, max(lock.LEASE_S, seconds + 10.0))
     package = __name__.rpartition(".")[0]
     ops: dict[str, Op]
     ops = importlib.import_module(f"{package}.{module}").OPS
-    return ops[op](ctx, request.get("args") or {})
+    with lock.alone(ctx) if changes and op not in RECEIVING else contextlib.nullcontext():
+        if changes or (ctx.lock and module != "lock"):
+            # The lease outlives the operation, so nobody can take the lock over while it runs; looking also renews it.
+            lock.require(ctx, ctx.lock, max(lock.LEASE_S, seconds + 10.0))
+        return ops[op](ctx, request.get("args") or {})
+
+
+def on_full_disk(ctx: Context, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """The operation; on a full disk once more with the space that was kept for that. All may be asked for twice."""
+    try:
+        return dispatch(ctx, request, seconds)
+    except OSError as error:
+        if error.errno not in files.FULL or request.get("op") in RECEIVING or not files.use_reserve(ctx.root):
+            raise
+        return dispatch(ctx, request, seconds)
 
 
 def bug(error: Exception) -> Failure:

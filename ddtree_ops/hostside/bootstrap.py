@@ -182,15 +182,14 @@ def make_venv(ctx: Context, args: dict[str, Any]) -> list[str]:
     if found["state"] == "complete" and {key: found["marker"].get(key) for key in goal} == goal:
         return []
     did = []
-    if found["state"] == "absent":
+    files.make_dirs(venv)
+    write_marker(venv, goal, complete=False)
+    if not os.access(os.path.join(venv, "bin", "python"), os.X_OK):  # absent, or a bootstrap was killed this early
         python = find_python(ctx, args.get("python"))["path"]
-        files.make_dirs(venv)
-        write_marker(venv, goal, complete=False)
         step(ctx, [python, "-m", "venv", "--without-pip", venv], "the venv could not be made")
         did.append(f"created {venv} with {python}")
-    else:
-        write_marker(venv, goal, complete=False)
     install(ctx, args, venv)
+    os.sync()  # pip flushes nothing: after a power cut a marker that says complete would stand beside empty files
     write_marker(venv, goal, complete=True)
     for name in args.get("wheels") or {}:  # gigabytes that nothing needs any more
         files.remove_link(ctx.path(WHEELS, name))

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, Callable, Dict, Sequence
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 DIGEST = re.compile(r"^[0-9a-f]{8,64}$")
+KILLED_S = 1.0
+HANGING: list[subprocess.Popen[bytes]] = []
 
 
 class Failure(Exception):
@@ -86,7 +88,9 @@ class Context:
     def emit(self, event: dict[str, Any], must_arrive: bool = False) -> None:
         """Write one JSON line. A client that went away does not stop a change half way, unless ``must_arrive``."""
         try:
-            self._answers.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
+            # A name that is not UTF-8 arrives with question marks, not as something that no terminal can print.
+            line = json.dumps(event, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
+            self._answers.write(line + b"\n")
             self._answers.flush()
         except OSError:
             if must_arrive:
@@ -109,20 +113,33 @@ class Context:
         return argv + list(args)
 
     def run(self, name: str, *args: str, timeout_s: float = 30.0) -> Ran:
-        """Run a command and keep everything it said; a missing program and a hang are answers too."""
+        """Run a command and keep everything it said; a program that cannot run and one that hangs are answers too."""
         argv = self.command(name, *args)
         env = dict(os.environ, LC_ALL="C.UTF-8", SYSTEMD_PAGER="", SYSTEMD_COLORS="0")
         try:
-            done = subprocess.run(
-                argv, stdin=subprocess.DEVNULL, capture_output=True, env=env,
-                timeout=min(timeout_s, self.left_s), check=False,
-            )  # fmt: skip
+            child = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+            )
         except FileNotFoundError:
             return Ran(argv, 127, "", f"{argv[0]}: not found")
-        except subprocess.TimeoutExpired:
-            return Ran(argv, 124, "", f"{argv[0]}: no answer within {timeout_s:.0f} s")
-        out, err = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
-        return Ran(argv, done.returncode, out, err)
+        except OSError as error:  # no permission, not a program, no memory
+            return Ran(argv, 126, "", f"{argv[0]}: {error.strerror}")
+        limit = min(timeout_s, self.left_s)
+        try:
+            out, err = child.communicate(timeout=limit)
+        except BaseException as ended:
+            child.kill()
+            for pipe in (child.stdout, child.stderr):
+                assert pipe is not None
+                pipe.close()
+            try:
+                child.wait(timeout=KILLED_S)  # no longer: one that hangs in its driver does not even end by that
+            except subprocess.TimeoutExpired:
+                HANGING.append(child)
+            if isinstance(ended, subprocess.TimeoutExpired):
+                return Ran(argv, 124, "", f"{argv[0]}: no answer within {limit:.0f} s")
+            raise
+        return Ran(argv, child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
 def checked_name(name: str) -> str:

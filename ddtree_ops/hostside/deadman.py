@@ -3,8 +3,10 @@
 ``arm`` comes before the switch to a new release, ``confirm`` after its gates. In between the host holds two things:
 
 - a transient timer (systemd-run, so no daemon-reload, which can cut containers off their GPUs) that runs ``expire``
-  at the deadline;
+  when the time is over;
 - a unit that is enabled once and runs at boot: a transient timer does not outlive a reboot, ``armed.json`` does.
+
+Both count by the clock that nobody sets; across a boot only the wall clock is left.
 
 ``armed.json`` alone decides. It appears after the timer and goes before it, so a timer without it does nothing, and
 arming again (a client that is alive moves its deadline ahead) leaves no gap between two timers.
@@ -31,7 +33,7 @@ def arm(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 
     Arming again moves the deadline. What would be returned to stays what it was: the release in between is not proven.
     """
-    instance, now = args["instance"], time.time()
+    instance, within = args["instance"], math.ceil(float(args["within_s"]))
     before = read(ctx, instance)
     to = before["to"] if before else args["to"]
     if to != take_back.NONE:
@@ -41,15 +43,17 @@ def arm(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
                 "RefusedError", "release {} could not be returned to: {}".format(to[:12], "; ".join(wrong[:5])),
                 "a switch that has no way back is not armed", f"ddtree-ops deploy {{host}}:{instance}",
             )  # fmt: skip
-    deadline = math.ceil(now + float(args["within_s"]))
     install_boot_unit(ctx)
+    deadline = math.ceil(time.time() + within)
     armed = {
         "to": to,
+        "since": before["since"] if before else time.time(),
+        "within": within,
+        **due_in(within),
         "deadline": deadline,
-        "since": before["since"] if before else now,
         "token": ctx.lock,
         "invocation": before["invocation"] if before else units.shown(ctx, instance).get("InvocationID"),
-        "timer": start_timer(ctx, instance, deadline),
+        "timer": start_timer(ctx, instance, within),
     }
     folder = ctx.instance_dir(instance)
     files.make_dirs(folder)
@@ -74,16 +78,19 @@ def confirm(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 
 def expire(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     """{instance} -> {taken_back, ...}: what the timer runs. Before the deadline, and unarmed, it does nothing."""
-    instance = args["instance"]
-    armed = read(ctx, instance)
-    if armed is None:
-        return {"taken_back": False, "why": "not armed"}
-    if time.time() < armed["deadline"]:
-        return {"taken_back": False, "why": "not due"}
+    with lock.alone(ctx):  # what the client has begun is over before we look: a confirmation, a later deadline
+        armed = read(ctx, args["instance"])
+        if armed is None:
+            return {"taken_back": False, "why": "not armed"}
+        if left_s(armed) > 0:
+            return {"taken_back": False, "why": "not due"}
+        return take_it_back(ctx, args["instance"], armed)
+
+
+def take_it_back(ctx: Context, instance: str, armed: dict[str, Any]) -> dict[str, Any]:
+    """What is due: in the place of the client that armed it, or when whoever else changes the host is done."""
     token = lock.seize(ctx, armed.get("token"), "dead-man switch", f"taking back {instance}")
     try:
-        if read(ctx, instance) is None:
-            return {"taken_back": False, "why": "confirmed meanwhile"}
         waited = armed["deadline"] - armed["since"]
         reason = f"nobody confirmed it within {waited:.0f} s; the host took it back by itself"
         done = take_back.take_back(
@@ -109,20 +116,45 @@ def expire(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
 def at_boot(ctx: Context, _args: dict[str, Any]) -> dict[str, Any]:
     """{} -> {instances: {name: what was done}}: take back what is due, and wait again for what is not."""
     done: dict[str, Any] = {}
+    wrong: list[str] = []
     for instance in ctx.instances():
-        armed = read(ctx, instance)
-        if armed is None:
-            continue
-        if time.time() >= armed["deadline"]:
-            try:
-                done[instance] = expire(ctx, {"instance": instance})
-                continue
-            except Failure as failure:  # the others are not less due
-                done[instance] = {"taken_back": False, "why": failure.found}
-        armed["timer"] = start_timer(ctx, instance, max(armed["deadline"], math.ceil(time.time()) + RETRY_S))
-        files.write_json(os.path.join(ctx.instance_dir(instance), "armed.json"), armed, 0o600)
-        done.setdefault(instance, {"taken_back": False, "why": "not due"})
+        try:
+            if read(ctx, instance) is not None:
+                done[instance] = take_up(ctx, instance)
+        except (Failure, OSError) as error:  # the others are not less due
+            files.ask_again_on_full_disk(error, ctx.root)
+            wrong.append(f"{instance}: {error}")
+    if wrong:
+        raise Failure("NotRolledBackError", "; ".join(wrong), "the host tries again", "ddtree-ops status {host}")
     return {"instances": done}
+
+
+def take_up(ctx: Context, instance: str) -> dict[str, Any]:
+    """One armed switch after a boot, whose timer is gone. What cannot be taken back yet is tried again by a new one."""
+    try:
+        done = expire(ctx, {"instance": instance})
+    except (Failure, OSError) as error:
+        files.ask_again_on_full_disk(error, ctx.root)
+        done = {"taken_back": False, "why": str(error)}
+    with lock.alone(ctx):
+        armed = read(ctx, instance)
+        if armed is not None and armed.get("boot") != lock.boot_id():  # one of this boot has a timer that runs
+            again = max(RETRY_S, math.ceil(left_s(armed)))
+            armed.update(due_in(again), timer=start_timer(ctx, instance, again))
+            files.write_json(os.path.join(ctx.instance_dir(instance), "armed.json"), armed, 0o600)
+    return done
+
+
+def due_in(seconds: float) -> dict[str, Any]:
+    """The deadline by the clock that nobody sets. It ends with the boot, so ``deadline`` has the wall clock's too."""
+    return {"boot": lock.boot_id(), "until": time.monotonic() + seconds}
+
+
+def left_s(armed: dict[str, Any]) -> float:
+    """Seconds until it is due. After a reboot the wall clock tells, wrong by no more than the time that was given."""
+    if armed.get("boot") == lock.boot_id():
+        return float(armed["until"]) - time.monotonic()
+    return min(float(armed["deadline"]) - time.time(), float(armed.get("within", math.inf)))
 
 
 def read(ctx: Context, instance: str) -> dict[str, Any] | None:
@@ -140,16 +172,15 @@ def put_away(ctx: Context, instance: str, armed: dict[str, Any]) -> None:
     stop_timer(ctx, armed)
 
 
-def start_timer(ctx: Context, instance: str, deadline: int) -> str:
+def start_timer(ctx: Context, instance: str, seconds: int) -> str:
     """A timer of its own name each time: the one before goes on until this one runs."""
     name = f"ddtree-takeback-{instance}-{os.urandom(4).hex()}"
     request = os.path.join(ctx.instance_dir(instance), "expire.json")
     files.make_dirs(os.path.dirname(request))
     write_request(ctx, request, "expire", {"instance": instance})
-    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(deadline))
     ran = ctx.run(
         "systemd-run", "--quiet", "--unit=" + name, "--description=Take back an unconfirmed release of " + instance,
-        "--on-calendar=" + at, "--timer-property=AccuracySec=1s",
+        f"--on-active={seconds}", "--timer-property=AccuracySec=1s",
         "--property=Restart=on-failure", f"--property=RestartSec={RETRY_S}",
         *(word.replace("$", "$$") for word in (sys.executable, "-I", ctx.path("takeback.pyz"), request)),
     )  # fmt: skip
@@ -200,10 +231,13 @@ def boot_unit(ctx: Context) -> str:
         [
             "[Unit]",
             "Description=Take back releases that nobody confirmed before the host went down",
+            "RequiresMountsFor=" + quote(ctx.root, "%"),
             "ConditionPathExistsGlob={}/instances/*/armed.json".format(ctx.root.replace("%", "%%")),
             "",
             "[Service]",
-            "Type=oneshot",
+            "Type=exec",
+            "Restart=on-failure",
+            f"RestartSec={RETRY_S}",
             "ExecStart=" + " ".join(map(quote, words)),
             "",
             "[Install]",
@@ -213,9 +247,11 @@ def boot_unit(ctx: Context) -> str:
     )
 
 
-def quote(word: str) -> str:
-    """One word of ExecStart: neither specifiers nor variables nor quotes of its own."""
-    word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+def quote(word: str, doubled: str = "%$") -> str:
+    """One word of ExecStart: neither specifiers nor variables nor quotes of its own. Elsewhere ``$`` means nothing."""
+    word = word.replace("\\", "\\\\").replace('"', '\\"')
+    for sign in doubled:
+        word = word.replace(sign, 2 * sign)
     return f'"{word}"'
 
 

@@ -16,7 +16,7 @@ import shutil
 import tarfile
 from typing import Any, Iterator
 
-from . import files
+from . import files, lock
 from .context import Context, Failure, Op
 
 SITE = "site"  # what stands before site-packages on PYTHONPATH
@@ -67,8 +67,7 @@ def stage_engine(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         refuse_other_python(place, venv)
         return {"staged": False, "linked": 0, "copied": 0, "received": 0, "reused": 0}
     here = blobs_here(ctx)
-    os.umask(0o022)  # the service's user must be able to read it
-    tmp = os.path.join(parent, files.TMP + digest)
+    tmp = files.temporary(place)  # of its own, as in staging: the helper of a broken link may still live
     os.mkdir(tmp, 0o755)
     try:
         received = receive(ctx, wanted(manifest), os.path.join(tmp, ".blobs"))
@@ -77,10 +76,13 @@ def stage_engine(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         place_files(manifest, tmp, received, here)
         shutil.rmtree(os.path.join(tmp, ".blobs"))
         seal(tmp, manifest, dict(venv, venv=args["venv"], linked=linked, copied=copied))
-        if os.path.isdir(place):  # it was there and damaged; nothing that runs loses its open files
-            files.remove_tree(place)
-        os.rename(tmp, place)
-        files.fsync_dir(parent)
+        with lock.alone(ctx):
+            if is_whole(place, manifest):  # the helper of a link that broke was faster
+                return {"staged": True, "linked": linked, "copied": copied, "received": len(received), "reused": 0}
+            if os.path.isdir(place):  # it was there and damaged; nothing that runs loses its open files
+                files.remove_tree(place)
+            os.rename(tmp, place)
+            files.fsync_dir(parent)
     finally:
         files.remove_entry(tmp)
     reused = len(wanted(manifest) - set(received))

@@ -9,11 +9,14 @@ import errno
 import hashlib
 import json
 import os
+import re
 import stat
 from typing import Any
 
 TMP = ".tmp-"
 TRASH = ".trash-"
+RESERVE, RESERVE_BYTES = "reserve", 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def fsync_dir(path: str) -> None:
@@ -24,31 +27,43 @@ def fsync_dir(path: str) -> None:
         os.close(fd)
 
 
-def make_dirs(path: str, mode: int = 0o755) -> None:
-    """``mkdir -p`` whose new entries are flushed to disk."""
+def make_dirs(path: str) -> None:
+    """``mkdir -p`` whose new entries are flushed to disk. Their mode is 0755: ``__main__`` sets the umask."""
     missing: list[str] = []
     while path and not os.path.isdir(path):
         missing.append(path)
         path = os.path.dirname(path)
     for part in reversed(missing):
         try:
-            os.mkdir(part, mode)
+            os.mkdir(part, 0o755)
         except FileExistsError:
             continue
         fsync_dir(os.path.dirname(part))
 
 
 def temporary(path: str) -> str:
-    """A name beside ``path`` that says whose it is; what a killed predecessor left there is removed.
-
-    Only the holder of the host's lock writes a given path, so a leftover is never somebody's work.
-    """
+    """A name beside ``path`` that says whose it is; what a killed predecessor left there is removed."""
     folder, base = os.path.split(path)
     prefix = TMP + base + "."
     for name in os.listdir(folder):
-        if name.startswith(prefix):
+        if name.startswith(prefix) and not at_work(name):
             remove_entry(os.path.join(folder, name))
-    return os.path.join(folder, prefix + os.urandom(6).hex())
+    return os.path.join(folder, f"{prefix}{os.getpid()}-{begun(os.getpid())}-{os.urandom(6).hex()}")
+
+
+def begun(pid: int) -> str:
+    """When a process began, in the kernel's ticks: what tells it from one that has its number later."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as src:
+            return src.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def at_work(name: str) -> bool:
+    """Whether another helper that still runs made this: that of a link that broke may outlive its client."""
+    made = re.search(r"\.(\d+)-(\d+)-[0-9a-f]{12}$", name)
+    return made is not None and int(made[1]) != os.getpid() and begun(int(made[1])) == made[2]
 
 
 def write_file(path: str, data: bytes, mode: int = 0o644) -> None:
@@ -97,7 +112,9 @@ def append_line(path: str, value: dict[str, Any]) -> None:
         size = os.fstat(fd).st_size
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
         line = json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
-        os.write(fd, b"\n" + line if torn else line)
+        rest = memoryview(b"\n" + line if torn else line)
+        while rest:  # a disk that becomes full takes a part, and says so at the next write only
+            rest = rest[os.write(fd, rest) :]
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -170,6 +187,7 @@ def remove_link(path: str) -> bool:
 def sweep(folder: str) -> list[str]:
     """Remove what killed predecessors left in ``folder``; the caller holds the host's lock."""
     left = [n for n in os.listdir(folder) if n.startswith((TMP, TRASH))] if os.path.isdir(folder) else []
+    left = [name for name in left if not at_work(name)]
     for name in left:
         remove_entry(os.path.join(folder, name))
     return left
@@ -183,13 +201,39 @@ def sha256(path: str) -> str:
     return digest.hexdigest()
 
 
+def make_reserve(folder: str) -> None:
+    """Keep some space that a full disk cannot take: taking back and pruning must work on one. Best effort."""
+    path = os.path.join(folder, RESERVE)
+    if os.path.exists(path):
+        return
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, RESERVE_BYTES)
+        finally:
+            os.close(fd)
+    except OSError:  # the disk is full already, or its file system cannot promise space
+        remove_link(path)
+
+
+def use_reserve(folder: str) -> bool:
+    """Give the space back for what has to be written now; whether there was any."""
+    return remove_link(os.path.join(folder, RESERVE))
+
+
+def ask_again_on_full_disk(error: Exception, folder: str) -> None:
+    """Raise ``error`` if the whole operation will be asked for again with the space that was kept."""
+    if isinstance(error, OSError) and error.errno in FULL and os.path.exists(os.path.join(folder, RESERVE)):
+        raise error
+
+
 def explain(error: OSError) -> dict[str, str] | None:
     """found, why, next for the errors of a host that is full, read-only or not ours; None for any other."""
     where = error.filename or "the disk"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         return {
             "found": f"no space left for {where}",
-            "why": "nothing was changed; a release is staged whole or not at all",
+            "why": "each step is whole or did not happen; this one can be asked for again when there is space",
             "next": "ddtree-ops prune {host}",
         }
     if error.errno == errno.EROFS:

@@ -2,8 +2,13 @@
 
 One lock for the whole host, ``<root>/lock.json``. It appears by link(2), whole or not at all. It ends by the host's
 clock: a client that died does not block the next one for longer than its lease, and taking such a lock over is
-recorded. A kernel lock on ``lock.guard`` orders the helpers that look at it at the same instant; the kernel frees
-that one when its holder dies.
+recorded. A kernel lock on ``lock.guard`` orders the helpers that look at it at the same instant, one on
+``change.guard`` the operations that change something: the client that holds the lock may ask again while the helper of
+a link that broke is still at work, and the host's own switch acts under the same claim. The kernel frees both when
+their holder dies.
+
+A lease is counted by the clock that nobody sets, as long as the host is not rebooted; after that, and for people, by
+the wall clock.
 """
 
 from __future__ import annotations
@@ -21,15 +26,45 @@ LEASE_S = 120.0
 
 
 @contextlib.contextmanager
-def guarded(ctx: Context) -> Iterator[str]:
-    """The path of the lock, while no other helper looks at it."""
+def kernel_lock(ctx: Context, name: str) -> Iterator[None]:
     files.make_dirs(ctx.root)
-    fd = os.open(ctx.path("lock.guard"), os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(ctx.path(name), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        yield ctx.path("lock.json")
+        yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def guarded(ctx: Context) -> Iterator[str]:
+    """The path of the lock, while no other helper looks at it."""
+    with kernel_lock(ctx, "lock.guard"):
+        yield ctx.path("lock.json")
+
+
+def alone(ctx: Context) -> contextlib.AbstractContextManager[None]:
+    """While no other operation changes this host; waits for one that does, at most as long as the operation may take.
+
+    Not for the time that a payload takes to arrive: a helper may wait for one that never comes.
+    """
+    return kernel_lock(ctx, "change.guard")
+
+
+def lease(seconds: float) -> dict[str, Any]:
+    """The end of a claim: by the wall clock, and by the one that nobody sets."""
+    return {
+        "expires": time.time() + seconds,
+        "until": {"boot": boot_id(), "at": time.monotonic() + seconds},
+    }
+
+
+def left_s(held: dict[str, Any]) -> float:
+    """Seconds that a claim still holds; not more than 0 when it is over."""
+    until = held.get("until") or {}
+    if until.get("boot") == boot_id():
+        return float(until["at"]) - time.monotonic()
+    return float(held.get("expires", 0)) - time.time()
 
 
 def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
@@ -38,15 +73,14 @@ def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     The caller makes the token, so that asking again after a lost answer finds one's own lock. ``client``
     names the operator's machine, so that only that machine may judge whether ``pid`` still lives.
     """
-    now = time.time()
     wanted = {
         "token": str(args["token"]),
         "owner": str(args["owner"]),
         "pid": args.get("pid"),
         "client": args.get("client"),
         "purpose": str(args.get("purpose", "")),
-        "since": now,
-        "expires": now + float(args.get("lease_s", LEASE_S)),
+        "since": time.time(),
+        **lease(float(args.get("lease_s", LEASE_S))),
     }
     with guarded(ctx) as path:
         held = files.read_json(path)
@@ -54,13 +88,14 @@ def lock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
             held = {"owner": "nobody (the lock file is damaged)", "expires": 0}
         if held is not None and held.get("token") == wanted["token"]:
             return {"lock": public(held), "took_over": None}
-        if held is not None and not ended(held, now):
+        if held is not None and not ended(held):
             raise held_by(held)
         if held is None:
             publish(path, wanted)
         else:
             wanted["took_over_from"] = public(held)
             files.write_json(path, wanted)
+        files.make_reserve(ctx.root)
     if held is not None:
         audit(ctx, "lock-taken-over", by=wanted["owner"], was=public(held))
     return {"lock": public(wanted), "took_over": public(held) if held else None}
@@ -77,9 +112,11 @@ def publish(path: str, value: dict[str, Any]) -> None:
 
 
 def unlock(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
-    """Free the lock: {token} frees one's own, {force: true, by} anybody's. -> {was}."""
+    """Free the lock: {token} frees one's own, {force: true, by} anybody's, {..., only: LOCK} that one. -> {was}."""
     with guarded(ctx) as path:
         held = files.read_json(path)
+        if args.get("only") is not None and (held is None or held.get("since") != args["only"].get("since")):
+            return {"was": None}  # it was freed meanwhile, and perhaps taken by somebody else
         if held is not None and not args.get("force") and held.get("token") != args.get("token"):
             raise held_by(held)
         files.remove_link(path)
@@ -102,7 +139,7 @@ def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
             seized = files.read_json(ctx.path("seized.json")) or {}
             if token and seized.get("token") == token:
                 raise Failure("RolledBackError", seized["why"], "", "ddtree-ops history {host}")
-            if held is not None and not ended(held, time.time()):
+            if held is not None and not ended(held):
                 raise held_by(held)
             raise Failure(
                 "LockedError",
@@ -110,34 +147,32 @@ def require(ctx: Context, token: str | None, lease_s: float) -> dict[str, Any]:
                 "another change may have begun in between, so this one stops here",
                 "ddtree-ops status {host}",
             )
-        until = time.time() + lease_s
-        if until > held["expires"]:
-            held["expires"] = until
+        if left_s(held) < lease_s:
+            held.update(lease(lease_s))
             files.write_json(path, held)
     return dict(held)
 
 
 def seize(ctx: Context, token: str | None, owner: str, purpose: str) -> str:
     """Take the lock for the host itself: if it is free, its lease ended, or it is held by ``token``."""
-    now = time.time()
     mine = {
         "token": os.urandom(16).hex(), "owner": owner, "pid": os.getpid(), "purpose": purpose,
-        "since": now, "expires": now + 3 * LEASE_S, "boot": boot_id(),
+        "since": time.time(), "boot": boot_id(), **lease(3 * LEASE_S),
     }  # fmt: skip
     with guarded(ctx) as path:
         held = files.read_json(path)
-        if held is not None and not ended(held, now) and held.get("token") != token:
+        if held is not None and not ended(held) and held.get("token") != token:
             raise held_by(held)
         files.write_json(path, mine)
     return str(mine["token"])
 
 
-def ended(held: dict[str, Any], now: float) -> bool:
+def ended(held: dict[str, Any]) -> bool:
     """Whether a claim no longer holds: its lease is over, or it is the host's own (``boot``) and its process is gone.
 
     Only of a process of this host can that be known; one that a power cut ended must not keep its successor waiting.
     """
-    if held.get("expires", 0) <= now:
+    if left_s(held) <= 0:
         return True
     boot = held.get("boot")
     return bool(boot) and (boot != boot_id() or not os.path.exists("/proc/{}".format(held.get("pid"))))
@@ -156,12 +191,12 @@ def say_seized(ctx: Context, token: str | None, why: str) -> None:
 def read(ctx: Context) -> dict[str, Any] | None:
     """The lock as anybody may see it, and whether its lease still runs."""
     held = files.read_json(ctx.path("lock.json"))
-    return dict(public(held), live=not ended(held, time.time())) if held else None
+    return dict(public(held), live=not ended(held)) if held else None
 
 
 def public(held: dict[str, Any]) -> dict[str, Any]:
     """Without the token: that is what makes the lock one's own."""
-    return {k: v for k, v in held.items() if k != "token"}
+    return {k: v for k, v in held.items() if k not in ("token", "until")}
 
 
 def held_by(held: dict[str, Any]) -> Failure:

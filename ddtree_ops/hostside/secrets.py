@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any
 
-from . import files
+from . import files, lock
 from .context import Context, Failure, Op
 
 NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_.]{0,63}$")
@@ -21,16 +21,17 @@ def put_secrets(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     """
     given = json.loads(ctx.payload.read(MAX_BYTES).decode("utf-8"))
     folder = os.path.join(ctx.instance_dir(args["instance"]), "secrets")
-    files.make_dirs(folder, 0o700)
-    os.chmod(folder, 0o700)
+    files.make_dirs(folder)
+    os.chmod(folder, 0o700)  # the folders above it stay open: the server's user must get past them
     changed = []
-    for name, value in sorted(given.items()):
-        if not NAME.match(name):
-            raise Failure("HelperError", f"{name!r} is not the name of a secret")
-        path = os.path.join(folder, name)
-        if read(path) != value:
-            files.write_file(path, value.encode("utf-8"), 0o600)
-            changed.append(name)
+    with lock.alone(ctx):
+        for name, value in sorted(given.items()):
+            if not NAME.match(name):
+                raise Failure("HelperError", f"{name!r} is not the name of a secret")
+            path = os.path.join(folder, name)
+            if read(path) != value:
+                files.write_file(path, value.encode("utf-8"), 0o600)
+                changed.append(name)
     return {"changed": changed}
 
 

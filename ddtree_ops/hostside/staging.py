@@ -11,7 +11,7 @@ import os
 import tarfile
 from typing import Any, BinaryIO, Callable
 
-from . import files
+from . import files, lock
 from .context import Context, Failure, Op
 
 MANIFEST = "manifest.json"
@@ -49,7 +49,8 @@ def stage_release(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     files.sweep(parent)
     if os.path.isdir(place) and not damage(place):
         return {"staged": False, "mended": []}
-    tmp = os.path.join(parent, files.TMP + release)
+    # A name of its own: the helper of a link that broke may still live, and removes what it made when it ends.
+    tmp = files.temporary(place)
     os.mkdir(tmp, 0o755)
     try:
         receive(ctx.payload, tmp)
@@ -57,11 +58,13 @@ def stage_release(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
         named = (files.read_json(os.path.join(tmp, MANIFEST)) or {}).get("release", release)
         if named != release:
             raise Failure("HelperError", f"the upload is release {named[:12]}, not {release[:12]}")
-        if os.path.isdir(place):
-            return {"staged": False, "mended": mend(tmp, place)}
-        files.fsync_dir(tmp)
-        os.rename(tmp, place)
-        files.fsync_dir(parent)
+        for folder, _dirs, _names in os.walk(tmp):
+            files.fsync_dir(folder)
+        with lock.alone(ctx):
+            if os.path.isdir(place):
+                return {"staged": False, "mended": mend(tmp, place)}
+            os.rename(tmp, place)
+            files.fsync_dir(parent)
     finally:
         files.remove_entry(tmp)
     return {"staged": True, "mended": []}

@@ -56,6 +56,19 @@ def test_a_client_that_vanished_and_a_cut_cable(host: Machine) -> None:
         do(caller, "confirm", instance="qwen")
 
 
+def test_a_full_disk_keeps_nothing_from_being_taken_back_or_pruned(host: Machine) -> None:
+    _caller, first, second = armed_change(host, WITHIN_S)
+    host.fill()
+    try:
+        until_back(host, first)
+        until(lambda: runs(host) == "/bin/sleep 1001", "the server before runs")
+        other = agent(host)
+        with other.locked("prune"):  # the space that was kept is spent; what is removed makes room
+            assert do(other, "prune", keep=0)["releases"]["qwen"] == [second]
+    finally:
+        host.empty()
+
+
 def test_a_confirmed_release_stays_and_nothing_is_left_waiting(host: Machine) -> None:
     caller, _first, second = armed_change(host, WITHIN_S)
     assert "ddtree-takeback-qwen" in host.inside("systemctl", "list-timers", "--all").stdout

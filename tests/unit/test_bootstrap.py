@@ -146,6 +146,16 @@ def test_what_broke_off_goes_on(connection: Connection, house: Wheelhouse, tmp_p
     assert versions(tmp_path / "venv")["dependency"] == "1.2"
 
 
+def test_what_was_killed_before_the_venv_had_a_python_goes_on(
+    connection: Connection, house: Wheelhouse, tmp_path: Path
+) -> None:
+    (tmp_path / "venv/lib").mkdir(parents=True)
+    (tmp_path / "venv/ddtree-bootstrap.json").write_text('{"complete": false}\n')
+    did = run(connection, wish(tmp_path), house)
+    assert did[-1] == "installed sglang==0.5.17"
+    assert versions(tmp_path / "venv")["dependency"] == "1.2"
+
+
 def test_somebody_elses_venv_is_left_alone(connection: Connection, house: Wheelhouse, tmp_path: Path) -> None:
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/pyvenv.cfg").write_text("home = /usr/bin\n")

@@ -226,6 +226,24 @@ def test_a_lock_left_by_a_dead_process_of_this_machine_is_taken_over_at_once(fre
         pass
 
 
+def test_a_lock_that_somebody_else_took_meanwhile_is_not_freed_in_the_place_of_a_dead_ones(free: HelperHost) -> None:
+    seen = free.do("lock", token="t1", owner="op@desk", pid=NOBODY, purpose="deploy")["lock"]
+    free.do("unlock", force=True)
+    free.do("lock", token="t2", owner="eve@elsewhere", pid=7, purpose="deploy")
+    assert free.do("unlock", force=True, only=seen) == {"was": None}
+    assert free.do("facts")["lock"]["owner"] == "eve@elsewhere"
+    assert free.do("unlock", force=True, only=free.do("facts")["lock"])["was"]["owner"] == "eve@elsewhere"
+
+
+@pytest.mark.parametrize(("expires", "live"), [(0.0, True), (9e9, False)], ids=["ahead", "back"])
+def test_a_clock_that_is_set_ends_no_lease_and_keeps_none_alive(free: HelperHost, expires: float, live: bool) -> None:
+    """Set ahead, the wall clock is past the end of the lease at once; set back, it does not come there for long."""
+    free.do("lock", token="t1", owner="eve@elsewhere", purpose="deploy", lease_s=600 if live else -1)
+    path = free.root / "lock.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "expires": expires}))
+    assert free.do("facts")["lock"]["live"] is live
+
+
 def test_a_lock_whose_lease_ended_is_taken_over_and_that_is_recorded(free: HelperHost) -> None:
     free.do("lock", token="t1", owner="eve@elsewhere", pid=7, purpose="deploy", lease_s=-1)
     with free.agent.locked("mine") as taken:

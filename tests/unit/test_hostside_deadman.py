@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from helperhost import HelperHost, deployed, helper_host, release_tar
 from hypothesis import given
 from hypothesis import strategies as st
 from systemd_words import exec_start
-from waiting import NOBODY
+from waiting import LIMIT_S, NOBODY, until
 
 from ddtree_ops.errors import LockedError, RefusedError, RolledBackError
 from ddtree_ops.hostside.deadman import quote
@@ -38,7 +40,11 @@ def armed_file(host: HelperHost) -> Path:
 
 def let_it_pass(host: HelperHost) -> None:
     armed = json.loads(armed_file(host).read_text())
-    armed_file(host).write_text(json.dumps({**armed, "deadline": armed["since"] - 1}))
+    armed_file(host).write_text(json.dumps({**armed, "deadline": armed["since"] - 1, "until": 0.0}))
+
+
+def change(host: HelperHost, **values: Any) -> None:
+    armed_file(host).write_text(json.dumps({**json.loads(armed_file(host).read_text()), **values}))
 
 
 def timer_fires(host: HelperHost, request: str = "instances/qwen/expire.json") -> dict[str, Any]:
@@ -117,17 +123,69 @@ def test_arming_needs_no_daemon_reload_and_leaves_a_unit_for_the_next_boot(host:
     unit = host.units / "ddtree-takeback.service"
     assert (host.units / "multi-user.target.wants" / unit.name).resolve() == unit
     assert f'"{host.root}/takeback.pyz" "{host.root}/at_boot.json"' in unit.read_text()
+    assert f'RequiresMountsFor="{host.root}"' in unit.read_text()  # what decides must be there to be looked at
 
 
 def test_after_a_reboot_what_is_due_is_taken_back_and_the_rest_waits_again(host: HelperHost) -> None:
     host.do("arm", instance="qwen", to="none", within_s=6000)
     second = deployed(host, "two\n")
+    change(host, boot="an earlier one", until=0.0)
     assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["why"] == "not due"
     assert host.current("qwen") == second
     assert len(timers(host)) == 2  # the first one did not outlive the boot
+    assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["why"] == "not due"
+    assert len(timers(host)) == 2  # the second one does not outrun itself
     let_it_pass(host)
     assert timer_fires(host, "at_boot.json")["value"]["instances"]["qwen"]["taken_back"] is True
     assert host.current("qwen") is None
+
+
+@pytest.mark.parametrize(("wall_s", "taken_back"), [(-1e6, False), (1e6, True)], ids=["ahead", "back"])
+def test_a_clock_that_is_set_moves_no_deadline(host: HelperHost, wall_s: float, taken_back: bool) -> None:
+    """Set ahead, the wall clock is past the deadline at once; set back, it comes there in days."""
+    host.do("arm", instance="qwen", to="none", within_s=6000)
+    deployed(host, "one\n")
+    change(host, deadline=time.time() + wall_s, **({"until": 0.0} if taken_back else {}))
+    assert timer_fires(host)["value"]["taken_back"] is taken_back
+
+
+def test_after_a_boot_with_a_wrong_clock_it_waits_no_longer_than_it_was_to_wait(host: HelperHost) -> None:
+    host.do("arm", instance="qwen", to="none", within_s=6000)
+    change(host, boot="an earlier one", deadline=time.time() + 1e6)
+    timer_fires(host, "at_boot.json")
+    last = [call for call in host.calls() if call[0] == "systemd-run"][-1]
+    assert "--on-active=6000" in last
+
+
+def test_at_boot_one_instance_in_trouble_does_not_keep_the_others(host: HelperHost) -> None:
+    host.do("arm", instance="broken", to="none", within_s=6000)
+    host.do("arm", instance="qwen", to="none", within_s=6000)
+    deployed(host, "one\n")
+    let_it_pass(host)
+    place = host.root / "instances" / "broken" / "armed.json"
+    place.unlink()
+    place.mkdir()
+    failed = timer_fires(host, "at_boot.json")["error"]
+    assert "broken: " in failed["found"]
+    assert host.current("qwen") is None
+
+
+def test_what_a_client_has_begun_is_over_before_the_host_looks_whether_it_is_due(host: HelperHost) -> None:
+    """Else a confirmation that is on its way would be answered with yes, and the release be taken back all the same."""
+    host.do("arm", instance="qwen", to="none", within_s=6000)
+    second = deployed(host, "one\n")
+    let_it_pass(host)
+    argv = [sys.executable, "-I", str(host.root / "takeback.pyz"), str(host.root / "instances/qwen/expire.json")]
+    with (host.root / "change.guard").open("r+") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as child:
+            waits = re.compile(rf"-> FLOCK +\S+ +WRITE {child.pid} ")
+            until(lambda: waits.search(Path("/proc/locks").read_text()), "the host's switch waits")
+            armed_file(host).unlink()  # what a confirmation does
+            fcntl.flock(guard, fcntl.LOCK_UN)
+            said, _ = child.communicate(timeout=LIMIT_S)
+    assert json.loads(said.splitlines()[-1])["value"] == {"taken_back": False, "why": "not armed"}
+    assert host.current("qwen") == second
 
 
 def test_the_host_waits_for_another_change_but_not_for_the_one_that_armed(host: HelperHost) -> None:
