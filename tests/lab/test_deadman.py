@@ -57,14 +57,14 @@ def test_a_client_that_vanished_and_a_cut_cable(host: Machine) -> None:
 
 
 def test_a_full_disk_keeps_nothing_from_being_taken_back_or_pruned(host: Machine) -> None:
-    _caller, first, second = armed_change(host, WITHIN_S)
+    _caller, first, _second = armed_change(host, WITHIN_S)
     host.fill()
     try:
         until_back(host, first)
         until(lambda: runs(host) == "/bin/sleep 1001", "the server before runs")
         other = agent(host)
-        with other.locked("prune"):  # the space that was kept is spent; what is removed makes room
-            assert do(other, "prune", keep=0)["releases"]["qwen"] == [second]
+        with other.locked("prune"):
+            assert do(other, "prune", keep=0)["releases"] == {"qwen": []}  # both may still be returned to
     finally:
         host.empty()
 
