@@ -31,6 +31,12 @@ class Case:
         return next((self.flags[name] for name in names if name in self.flags), "")
 
     @property
+    def tp(self) -> int:
+        """GPUs that share the model."""
+        given = self.flag("--tp-size", "--tensor-parallel-size", "--tp")
+        return int(given) if given.isdigit() else 1
+
+    @property
     def sm(self) -> int | None:
         return None if self.capability is None else self.capability[0] * 10 + self.capability[1]
 
@@ -141,6 +147,18 @@ def _speculation(flag: str, allowed: Sequence[str], why: str, change: str, *, tr
     return rule
 
 
+def _ranks(case: Case) -> str | None:
+    if case.tp == 1 or case.target is None:
+        return None
+    if case.mode is Mode.AUTO:
+        return "each rank would choose widths by its own measurements: use one GPU, or mode tree"
+    layers = case.target.recurrence
+    if layers is not None and (layers.key_heads % case.tp or layers.value_heads % case.tp):
+        heads = f"{layers.key_heads} key and {layers.value_heads} value heads"
+        return f"recurrent layers of {heads} cannot be shared by {case.tp} GPUs: give the instance a divisor of both"
+    return None
+
+
 def _tree_attention(case: Case) -> str | None:
     if not case.mode.verifies_trees or case.attention in ("", "triton", "fa3", "trtllm_mha"):
         return None
@@ -187,7 +205,6 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _speculation("--disaggregation-mode", ("null",), "a draft's keys are not sent on", "set it to null"),
         _speculation("--enable-lora", (), "the drafter has no adapters", "drop --enable-lora"),
         _speculation("--page-size", ONE, "a tree's slots are single tokens", "set --page-size 1", tree_only=True),
-        _speculation("--tp-size", ONE, "trees are proven on one GPU for each target", "use one GPU", tree_only=True),
         _speculation(
             "--speculative-draft-window-size", (), "a draft window uses slots of the tree", "drop it", tree_only=True
         ),
@@ -198,6 +215,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
             "drop --enable-deterministic-inference",
             tree_only=True,
         ),
+        _ranks,
         _tree_attention,
         _tree_fa3,
         _tree_prefix_cache,

@@ -34,17 +34,26 @@ def engine_rules() -> ModuleType:
     return module
 
 
+def needs_proof(case: Case) -> bool:
+    """Whether the engine refuses trees there without a proof, or the flag that stands for one."""
+    hybrid = case.target is not None and case.target.hybrid
+    return case.mode.verifies_trees and bool(engine_rules().needs_proof(hybrid, case.tp))
+
+
 def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Record]) -> str | None:
     """The name of the record, shipped or on the host, that proves trees of ``budget`` nodes; None if there is none."""
     rules, kept = engine_rules(), case.flag("--speculative-ddtree-states") or "snapshots"
+    hybrid = case.target is not None and case.target.hybrid
     wanted = rules.Combination(
         architecture=case.target.architecture if case.target else "",
         backend=case.attention or "triton",
         compute_capability=dotted(case),
-        engine=rules.engine_digest(states=kept),
+        engine=rules.engine_digest(states=kept, tp=case.tp),
         driver=driver or None,
         budget=budget,
         states=kept,
+        tp=case.tp,
+        dense=not hybrid,
         auto=rules.auto_digest() if case.mode is Mode.AUTO else None,
     )
     name: str | None = rules.judge(wanted, [*rules.shipped(), *on_host])[0]

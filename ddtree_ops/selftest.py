@@ -27,6 +27,7 @@ RUN_S = LIMIT_S + 120.0
 SEND_S = 300.0
 QUICK_S = 20.0
 LEASE_S = RUN_S + SEND_S
+PAIR_GPUS = 2
 BUSY = 0.1  # of a GPU's memory: the arms of the suite need most of it
 
 Say = Callable[[str], None]
@@ -44,6 +45,7 @@ class Proof:
     def line(self) -> str:
         found = self.record
         what = f"{found['architecture']} on {found['backend']}, compute capability {found['compute_capability']}"
+        what += f", {found['tp']} GPUs to a model" if found.get("tp", 1) > 1 else ""
         kept = f", states kept as {found['states']}" if "states" in found else ""
         return f"proven: {what}, trees up to {found['max_budget']} nodes{kept} ({found['suite']['seconds']:.0f} s)"
 
@@ -54,7 +56,10 @@ def prove(
     """Stage what is needed, run the suite, read its record. RefusedError if it proved nothing."""
     host = connection.host
     target, sudo = f"{host.name}:{settings.instance}", host.sudo and host.scope == "system"
-    require_free(connection.facts([settings]), settings, target)
+    require_pair_fits(settings, target)
+    facts = connection.facts([settings])
+    for index in settings.gpus or (0,):
+        require_free(facts, index, target)
     with connection.locked(f"selftest {settings.instance}", 0.0, say, lambda: None):
         connection.renew(LEASE_S)
         say(f"{target}: {engine.stage(connection, settings)}")
@@ -65,9 +70,19 @@ def prove(
         return read_proof(remote, done, target, sudo)
 
 
-def require_free(facts: HostFacts, settings: Settings, target: str) -> Gpu:
-    """The GPU to prove: it must be there, and its memory must not be taken."""
-    wanted = settings.gpus[0] if settings.gpus else 0
+def require_pair_fits(settings: Settings, target: str) -> None:
+    """What shares a model is proven sharing one, and the pair's recurrent layers have two heads to share."""
+    if len(settings.gpus) > PAIR_GPUS:
+        raise RefusedError(
+            f"the instance has {len(settings.gpus)} GPUs and the self-test pair is shared by {PAIR_GPUS} at most",
+            target,
+            "a proof is about the number of GPUs that share a model",
+            f"ddtree-ops deploy {target} --mode linear     # or prove it there by hand: docs/engine.md",
+        )
+
+
+def require_free(facts: HostFacts, wanted: int, target: str) -> Gpu:
+    """A GPU to prove: it must be there, and its memory must not be taken."""
     gpu = next((each for each in facts.gpus or () if each.index == wanted), None)
     if gpu is None:
         raise RefusedError(
@@ -104,13 +119,12 @@ def send_pair(remote: Remote, root: str, pair: PackedPair, sudo: bool) -> str:
 
 
 def command(settings: Settings, engine: str, pair: str) -> list[str]:
-    """The suite in the engine's environment, on the instance's first GPU."""
-    one = settings.model_copy(update={"gpus": settings.gpus[:1]})
-    environment = [f"{name}={value}" for name, value in server_environment(one, engine_dir=engine).items()]
+    """The suite in the engine's environment, on the instance's GPUs."""
+    environment = [f"{name}={value}" for name, value in server_environment(settings, engine_dir=engine).items()]
     python = f"{settings.venv}/bin/python"
     return [
         "env", *environment, python, "-m", "sglang_ddtree.selftest", "--pair", pair, "--proofs-dir", PROOFS,
-        "--limit-s", str(LIMIT_S), "--states", settings.states,
+        "--limit-s", str(LIMIT_S), "--states", settings.states, "--tp", str(max(1, len(settings.gpus))),
     ]  # fmt: skip
 
 

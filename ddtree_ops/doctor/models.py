@@ -12,7 +12,7 @@ from ddtree_ops.facts.folders import ModelFolder
 from ddtree_ops.model import HostSpec, Mode, Settings, most_nodes
 from ddtree_ops.pair import prove_pair
 from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
-from ddtree_ops.proofs import proven_by
+from ddtree_ops.proofs import needs_proof, proven_by
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.shapes import DrafterShape, ModelShape, parse_drafter, parse_model
 
@@ -99,16 +99,20 @@ def _folder(target: str, path: str, settings: Settings, folder: ModelFolder) -> 
 
 
 def _backends(target: str, settings: Settings, machine: Machine, model: ModelShape | None) -> Iterator[Finding]:
-    card = next((card for index in settings.gpus if (card := machine.gpus.card(index))), None)
+    cards = [card for index in settings.gpus if (card := machine.gpus.card(index))]
+    card = cards[0] if cards else None
     capability = parse_capability(card.capability if card else None)
     case = Case(settings.mode, parse_flags(server_argv(settings, release="")), model, capability)
     for reason in refusals(case):
         yield finding("backend", target, reason)
-    hybrid_tree = settings.mode.verifies_trees and model is not None and model.hybrid
-    if hybrid_tree and card is not None and not proven_by(case, settings.nodes, card.driver, machine.proofs):
+    if model is None or card is None or not needs_proof(case):
+        return
+    kinds = sorted({each.capability or "unknown" for each in cards})
+    if len(kinds) > 1 or not proven_by(case, settings.nodes, card.driver, machine.proofs):
+        several = f" with {case.tp} GPUs to a model" if case.tp > 1 else ""
         admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
-        seen = f"{model.architecture if model else ''} on {card.name} (compute capability {card.capability}){admitted}"
-        yield finding("unproven", target, seen)
+        where = f"{card.name} (compute capability {' and '.join(kinds)}){several}"
+        yield finding("unproven", target, f"{model.architecture} on {where}{admitted}")
 
 
 def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iterator[Finding]:

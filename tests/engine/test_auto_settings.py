@@ -193,11 +193,12 @@ def test_the_shipped_record_does_not_admit_auto(tmp_path: Path) -> None:
     from sglang_ddtree import args, proofs
 
     tree = DDTreeConfig(mode="tree", budget=32, proofs_dir=str(tmp_path))
-    asked = ("Qwen3_5ForCausalLM", "triton", "9.0", "snapshots")
-    assert args.find_proof(tree, *asked)[0] == "proven.json#0"
-    found, why = args.find_proof(tree, *asked, auto=True)
+    asked = proofs.Combination("Qwen3_5ForCausalLM", "triton", "9.0", proofs.engine_digest(), None, 32)
+    changing = dataclasses.replace(asked, auto=proofs.auto_digest())
+    assert args.find_proof(tree, asked)[0] == "proven.json#0"
+    found, why = args.find_proof(tree, changing)
     assert found is None
     assert "trees of one width" in why[0]
     record = {**proofs.shipped()[0][1], "auto": proofs.auto_digest()}
     (tmp_path / "mine.json").write_text(json.dumps(record))
-    assert args.find_proof(tree, *asked, auto=True)[0] == "mine.json"
+    assert args.find_proof(tree, changing)[0] == "mine.json"

@@ -188,6 +188,17 @@ def test_a_proof_holds_for_its_number_of_gpus_alone() -> None:
     assert proofs.reject({**RECORD, "tp": 4}, two) == "is about a model on 4 GPUs, not on 2"
 
 
+def test_a_dense_target_on_several_gpus_is_proven_by_the_ranks_of_any_architecture() -> None:
+    dense = dataclasses.replace(WANTED, architecture="LlamaForCausalLM", tp=2, dense=True)
+    assert proofs.reject({**RECORD, "tp": 2}, dense) is None
+    assert "architecture" in (proofs.reject({**RECORD, "tp": 2}, dataclasses.replace(dense, dense=False)) or "")
+    assert "on 1 GPU" in (proofs.reject(RECORD, dense) or "")
+
+
+def test_what_needs_a_proof() -> None:
+    assert [proofs.needs_proof(hybrid, tp) for hybrid in (False, True) for tp in (1, 2)] == [False, True, True, True]
+
+
 def test_a_proof_holds_for_the_way_states_are_kept_alone() -> None:
     kept = dataclasses.replace(WANTED, states="records")
     assert proofs.reject({**RECORD, "states": "records"}, kept) is None

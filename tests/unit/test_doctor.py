@@ -25,12 +25,12 @@ from doctorhosts import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddtree_ops.backends import Case
+from ddtree_ops.backends import Case, refusals
 from ddtree_ops.cli.app import COMMANDS
 from ddtree_ops.doctor import CHECKS, Finding, Level, examine, parse_machine
 from ddtree_ops.doctor.page import page
 from ddtree_ops.model import Mode, Settings
-from ddtree_ops.proofs import engine_rules, proven_by
+from ddtree_ops.proofs import engine_rules, needs_proof, proven_by
 from ddtree_ops.shapes import parse_model
 
 Change = Callable[[dict[str, Any]], Any]
@@ -373,6 +373,47 @@ def test_unproven_trees() -> None:
     assert "admitted by the instance's settings" in found(
         healthy(), settings(budget=65, max_running_requests=1, allow_hybrid_unsafe=True, unsafe_reason="a trial")
     )[0].seen  # fmt: skip
+
+
+def test_a_model_on_two_gpus_is_proven_by_a_record_of_two() -> None:
+    raw, shared = healthy(), settings(gpus=(0, 1), max_running_requests=1)
+    raw["proofs"] = {"one.json": proof()}
+    (unproven,) = found(raw, shared)
+    assert unproven.check.id == "unproven"
+    assert "with 2 GPUs to a model" in unproven.seen
+    raw["proofs"] = {"two.json": proof(tp=2, engine=engine_rules().engine_digest(tp=2))}
+    assert ids(found(raw, shared)) == []
+    assert ids(found(raw, settings(max_running_requests=1))) == ["unproven"]
+    assert "backend" not in ids(found(raw, shared.model_copy(update={"mode": Mode.LINEAR})))
+
+
+def test_a_dense_model_on_two_gpus_is_proven_by_any_models_ranks() -> None:
+    """It has no states to be wrong; what is to be shown is that ranks stay together."""
+    two = [("two.json", proof(tp=2, engine=engine_rules().engine_digest(tp=2)))]
+    dense = parse_model(config("tiny-dense"), MODEL)
+    for tp, needed in ((1, False), (2, True)):
+        case = Case(Mode.TREE, {"--tp-size": str(tp)}, dense, (12, 0))
+        assert needs_proof(case) is needed
+        assert (proven_by(case, 16, None, two) is not None) is needed
+    assert not needs_proof(Case(Mode.LINEAR, {"--tp-size": "2"}, dense, (12, 0)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "tp", "says"),
+    [
+        (Mode.AUTO, 2, "use one GPU, or mode tree"),
+        (Mode.TREE, 64, "cannot be shared by 64 GPUs"),
+        (Mode.TREE, 2, None),
+        (Mode.AUTO, 1, None),
+    ],
+)
+def test_how_many_gpus_may_share_a_model(mode: Mode, tp: int, says: str | None) -> None:
+    case = Case(
+        mode, {"--tp-size": str(tp), "--disable-radix-cache": ""}, parse_model(config("shape-27b"), MODEL), (9, 0)
+    )
+    reasons = refusals(case)
+    assert len(reasons) == (says is not None)
+    assert says is None or says in reasons[0]
 
 
 def test_a_tree_that_cannot_be_as_large_as_its_budget() -> None:

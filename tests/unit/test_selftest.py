@@ -24,6 +24,7 @@ from ddtree_ops.selftest_pair import PackedPair, packed
 HOST = HostSpec(name="ct200", address=Address(host="10.0.0.1"))
 SETTINGS = Settings(instance="tree", mode=Mode.TREE, model="/m", drafter="/d", venv="/venv", gpus=(3, 4), port=30000)
 FREE = Gpu(3, "GPU-x", "RTX", memory_total=97000, memory_used=12)
+ALSO_FREE = Gpu(4, "GPU-y", "RTX", memory_total=97000, memory_used=12)
 RECORD = {
     "architecture": "Qwen3_5ForCausalLM", "backend": "triton", "compute_capability": "12.0", "max_budget": 64,
     "passed": True, "suite": {"seconds": 101.0, "unproven": []},
@@ -33,12 +34,12 @@ SAID = f"a table\nproven on compute capability 12.0; recorded in {PROOF}\n"
 
 
 class FakeConnection:
-    def __init__(self, gpu: Gpu | None) -> None:
-        self.host, self.gpu = HOST, gpu
+    def __init__(self, gpus: tuple[Gpu, ...]) -> None:
+        self.host, self.gpus = HOST, gpus
         self.leases: list[float] = []
 
     def facts(self, settings: list[Settings]) -> HostFacts:
-        return HostFacts(HOST.name if settings else "", gpus=(self.gpu,) if self.gpu else ())
+        return HostFacts(HOST.name if settings else "", gpus=self.gpus)
 
     @contextmanager
     def locked(self, *_: object) -> Iterator[str]:
@@ -73,10 +74,10 @@ class FakeRemote:
         return json.dumps(self.record).encode()
 
 
-def run(remote: FakeRemote, gpu: Gpu | None = FREE) -> Any:
-    connection = cast(Connection, FakeConnection(gpu))
+def run(remote: FakeRemote, *gpus: Gpu, settings: Settings = SETTINGS) -> Any:
+    connection = cast(Connection, FakeConnection(gpus or (FREE, ALSO_FREE)))
     engine = Engine("e" * 12, "0.5.17", lambda *_: 0, lambda *_: "engine staged")
-    return prove(connection, cast(Any, remote), SETTINGS, engine, PackedPair(b"tar", "d1"), lambda _: None)
+    return prove(connection, cast(Any, remote), settings, engine, PackedPair(b"tar", "d1"), lambda _: None)
 
 
 def test_a_pass_is_a_proof_and_the_pair_travels_once() -> None:
@@ -84,9 +85,9 @@ def test_a_pass_is_a_proof_and_the_pair_travels_once() -> None:
     proof = run(remote)
     assert proof.line == "proven: Qwen3_5ForCausalLM on triton, compute capability 12.0, trees up to 64 nodes (101 s)"
     argv = next(argv for argv in remote.ran if argv[0] == "env")
-    assert "CUDA_VISIBLE_DEVICES=3" in argv, "one GPU is proven, not the instance's whole set"
+    assert "CUDA_VISIBLE_DEVICES=3,4" in argv, "what shares a model is proven sharing one"
     assert f"PYTHONPATH={HOST.root}/engines/{'e' * 12}/site" in argv
-    assert argv[-2:] == ["--states", "snapshots"]
+    assert argv[-4:] == ["--states", "snapshots", "--tp", "2"]
     assert argv[argv.index("/venv/bin/python") :][:3] == ["/venv/bin/python", "-m", "sglang_ddtree.selftest"]
     sent = sum(argv[0] == "tar" for argv in remote.ran)
     run(remote)
@@ -116,20 +117,35 @@ def test_a_suite_that_did_not_run_says_why(remote: FakeRemote, says: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("gpu", "says"),
+    ("gpus", "says"),
     [
-        (None, "there is no GPU 3"),
+        ([ALSO_FREE], "there is no GPU 3"),
+        ([FREE], "there is no GPU 4"),
         (
-            Gpu(3, "GPU-x", "RTX", 97000, 88000, (GpuUser(7, unit="sglang-ddtree-tree.service"),)),
+            [FREE, Gpu(4, "GPU-y", "RTX", 97000, 88000, (GpuUser(7, unit="sglang-ddtree-tree.service"),))],
             r"88000 of 97000 MiB \(by sglang-ddtree-tree.service\)",
         ),
     ],
 )
-def test_a_gpu_that_is_not_free_is_left_alone(gpu: Gpu | None, says: str) -> None:
+def test_a_gpu_that_is_not_free_is_left_alone(gpus: list[Gpu], says: str) -> None:
     remote = FakeRemote()
     with pytest.raises(RefusedError, match=says):
-        run(remote, gpu)
+        run(remote, *gpus)
     assert not remote.ran
+
+
+def test_one_gpu_is_proven_by_itself_and_more_than_the_pair_has_heads_for_is_refused() -> None:
+    remote = FakeRemote()
+    run(remote, settings=SETTINGS.model_copy(update={"gpus": (3,)}))
+    argv = next(argv for argv in remote.ran if argv[0] == "env")
+    assert "CUDA_VISIBLE_DEVICES=3" in argv
+    assert argv[-2:] == ["--tp", "1"]
+    with pytest.raises(RefusedError, match="3 GPUs and the self-test pair is shared by 2 at most"):
+        run(remote, settings=SETTINGS.model_copy(update={"gpus": (3, 4, 5)}))
+
+
+def test_a_proof_of_several_gpus_says_so() -> None:
+    assert "capability 12.0, 2 GPUs to a model, trees up to 64" in run(FakeRemote(record={**RECORD, "tp": 2})).line
 
 
 def test_the_packed_pair_is_the_same_everywhere_and_whole(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def resolved_of(config: DDTreeConfig, auto: AutoConfig | None, block: int, facts
 
 
 def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
-    if config.mode != "tree" or not refusals.needs_proof(facts.hybrid, facts.tp):
+    if config.mode != "tree" or not proofs.needs_proof(bool(facts.hybrid), facts.tp):
         return ""
     return (
         f"proven by {facts.proof}" if facts.proof else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
@@ -199,9 +199,20 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoCo
     tp = int(view.tp_size)
     capability = compute_capability(int(view.base_gpu_id) + int(view.gpu_id_step) * rank for rank in range(tp))
     kept = states.from_environment() if config.mode == "tree" else states.SNAPSHOTS
-    if config.mode == "tree" and refusals.needs_proof(hybrid, tp):
-        backend = view.decode_attention_backend or view.attention_backend
-        proof, why = find_proof(config, architecture, backend, capability, kept, tp, auto is not None)
+    if config.mode == "tree" and proofs.needs_proof(bool(hybrid), tp):
+        wanted = proofs.Combination(
+            architecture=architecture,
+            backend=view.decode_attention_backend or view.attention_backend,
+            compute_capability=capability,
+            engine=proofs.engine_digest(states=kept, tp=tp),
+            driver=proofs.running_driver(),
+            budget=config.budget,
+            states=kept,
+            tp=tp,
+            auto=proofs.auto_digest() if auto is not None else None,
+            dense=not hybrid,
+        )
+        proof, why = find_proof(config, wanted)
     return refusals.Facts(
         architecture=architecture,
         hybrid=hybrid,
@@ -228,20 +239,9 @@ def recurrent_layers(model: Any) -> dict[str, Any]:
     return {"heads": sizes, "activation": str(getattr(text, "hidden_act", ""))}
 
 
-def find_proof(
-    config: DDTreeConfig,
-    architecture: str,
-    backend: str,
-    capability: str,
-    kept: str,
-    tp: int = 1,
-    auto: bool = False,
-) -> tuple[str | None, list[str]]:
+def find_proof(config: DDTreeConfig, wanted: proofs.Combination) -> tuple[str | None, list[str]]:
     from pathlib import Path
 
-    engine, driver = proofs.engine_digest(states=kept, tp=tp), proofs.running_driver()
-    changes = proofs.auto_digest() if auto else None
-    wanted = proofs.Combination(architecture, backend, capability, engine, driver, config.budget, kept, tp, changes)
     return proofs.judge(wanted, [*proofs.shipped(), *proofs.read_records(Path(config.proofs_dir))])
 
 

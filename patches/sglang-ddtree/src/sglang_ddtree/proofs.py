@@ -76,7 +76,8 @@ _DRIVER_FILE = Path("/sys/module/nvidia/version")
 class Combination:
     """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes. states: snapshots or
     records (see states.py). tp: GPUs that share the model. `engine` is the digest for the two. auto: `auto_digest()` in
-    mode auto, whose budget is the widest, else None; a record that names none is about trees of one width.
+    mode auto, whose budget is the widest, else None; a record that names none is about trees of one width. dense: no
+    recurrent states, so that of a proof only the ranks matter, and any architecture's will do.
     """
 
     architecture: str
@@ -88,10 +89,18 @@ class Combination:
     states: str = "snapshots"
     tp: int = 1
     auto: str | None = None
+    dense: bool = False
 
     def label(self) -> str:
         several = f", {self.tp} GPUs" if self.tp > 1 else ""
         return f"{self.architecture} on {self.backend}, compute capability {self.compute_capability}{several}"
+
+
+def needs_proof(hybrid: bool, tp: int) -> bool:
+    """Whether something could go wrong in silence: a recurrent state, or ranks that part, whatever the layers are. A
+    dense target on one GPU has neither.
+    """
+    return hybrid or tp > 1
 
 
 def engine_digest(root: Path = _PACKAGE, states: str = "snapshots", tp: int = 1) -> str:
@@ -125,7 +134,7 @@ def reject(record: Any, wanted: Combination) -> str | None:
         return f"is no record of schema {SCHEMA}"
     if record.get("passed") is not True:
         return "records a suite that did not pass"
-    if record.get("architecture") not in (wanted.architecture, FAMILY.get(wanted.architecture)):
+    if not wanted.dense and record.get("architecture") not in (wanted.architecture, FAMILY.get(wanted.architecture)):
         return f"is about architecture {record.get('architecture')!r}, not {wanted.architecture!r}"
     kept = record.get("states", "snapshots")
     if kept != wanted.states:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from sglang_ddtree import states
+from sglang_ddtree import proofs, states
 from sglang_ddtree.auto.settings import AutoConfig
 from sglang_ddtree.config import DDTreeConfig
 
@@ -172,15 +172,12 @@ def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     return None
 
 
-def needs_proof(hybrid: str, tp_size: int) -> bool:
-    """What goes wrong in silence: a wrong recurrent state, and ranks that part, whatever the target's layers are. A
-    dense target on one GPU has neither.
-    """
-    return bool(hybrid) or tp_size > 1
-
-
 def _proven(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
-    if not needs_proof(facts.hybrid, args.tp_size) or facts.proof is not None or config.allow_hybrid_unsafe:
+    if (
+        not proofs.needs_proof(bool(facts.hybrid), args.tp_size)
+        or facts.proof is not None
+        or config.allow_hybrid_unsafe
+    ):
         return None
     seen = "; ".join(facts.proof_reasons) or f"there is no record in {config.proofs_dir}"
     several = args.tp_size > 1
