@@ -188,19 +188,27 @@ def tensors(path: str, total: dict[str, dict[str, int]]) -> bool:
 
 
 def may_read(path: str, user: str | None) -> bool:
-    """Whether ``user`` (or we) may read ``path``; asked of the kernel in a child that becomes that user."""
+    """Whether ``user`` (or we) may read ``path``; asked of the kernel in a child that becomes that user.
+
+    Who that is, is looked up before: another thread may be in the middle of such a look when we fork, and the child
+    would wait for it for ever. The child makes system calls only.
+    """
     if user is None or os.getuid() != 0:
         return os.access(path, os.R_OK)
+    try:
+        entry = pwd.getpwnam(user)
+        groups = os.getgrouplist(user, entry.pw_gid)
+    except (KeyError, OSError):
+        return False
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            entry = pwd.getpwnam(user)
-            os.initgroups(user, entry.pw_gid)
+            os.setgroups(groups)
             os.setgid(entry.pw_gid)
             os.setuid(entry.pw_uid)
-            with open(path, "rb"):
-                status = 0
+            os.close(os.open(path, os.O_RDONLY))
+            status = 0
         finally:
             os._exit(status)
     return os.waitpid(child, 0)[1] == 0

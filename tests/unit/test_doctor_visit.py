@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pwd
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,3 +186,21 @@ def test_this_machine_is_read_without_error(tmp_path: Path) -> None:
     assert machine.venvs["/nowhere"].exists is False
     assert machine.models["/nowhere"].exists is False
     assert machine.caches["/var/cache"].mount
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_who_may_read_is_asked_as_that_user_who_was_looked_up_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up in the child could wait for ever for a lock that another thread held as we forked."""
+    parent, look = os.getpid(), pwd.getpwnam
+
+    def only_here(user: str) -> Any:
+        assert os.getpid() == parent
+        return look(user)
+
+    monkeypatch.setattr(doctor, "pwd", SimpleNamespace(getpwnam=only_here))
+    with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+        os.chmod(file.name, 0o604)
+        assert doctor.may_read(file.name, "nobody") is True
+        os.chmod(file.name, 0o600)
+        assert doctor.may_read(file.name, "nobody") is False
+    assert doctor.may_read("/etc/hostname", "no-such-user-here") is False
