@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import BinaryIO
 
 BLOCK = 1 << 15
+KEPT_LINES = 100  # the helper's result is the last one; a log that is followed for days must not fill the memory
 
 
 class Lines:
-    """Keeps everything, and calls ``on_line`` for each whole line; a last line without its end counts too."""
+    """Calls ``on_line`` for each whole line, of which it keeps the last ones; without ``on_line`` it keeps everything.
+
+    A last line without its end counts too.
+    """
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
         self._on_line = on_line
         self._blocks: list[bytes] = []
-        self._open = b""
+        self._open: list[bytes] = []
+        self._kept: deque[bytes] = deque(maxlen=KEPT_LINES)
 
     def add(self, block: bytes) -> None:
-        self._blocks.append(block)
         if self._on_line is None:
+            self._blocks.append(block)
             return
-        *whole, self._open = (self._open + block).split(b"\n")
-        for line in whole:
-            self._on_line(line.decode("utf-8", "replace"))
+        first, *rest = block.split(b"\n")
+        self._open.append(first)
+        for part in rest:  # joined only when a line ends: one of megabytes comes in hundreds of blocks
+            self._line(b"".join(self._open) + b"\n")
+            self._open = [part]
+
+    def _line(self, line: bytes) -> None:
+        assert self._on_line is not None
+        self._kept.append(line)
+        self._on_line(line.removesuffix(b"\n").decode("utf-8", "replace"))
 
     def all(self) -> bytes:
-        if self._on_line is not None and self._open:
-            self._on_line(self._open.decode("utf-8", "replace"))
-            self._open = b""
-        return b"".join(self._blocks)
+        if self._on_line is None:
+            return b"".join(self._blocks)
+        if any(self._open):
+            self._line(b"".join(self._open))
+            self._open = []
+        return b"".join(self._kept)
 
 
 class Feed:

@@ -20,6 +20,12 @@ from ddtree_ops.remote.lines import Feed, Lines
 CHUNK = 1 << 16
 
 
+def where_commands_begin() -> Path:
+    """The home folder; the root for one who has none, as sshd does it."""
+    home = Path.home()
+    return home if home.is_dir() else Path("/")
+
+
 class LocalRemote(FilesOverRun):
     """Commands run as children of this process, in the home folder (as over SSH), each in its own process group."""
 
@@ -42,7 +48,7 @@ class LocalRemote(FilesOverRun):
         try:
             child = subprocess.Popen(
                 command, stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, cwd=Path.home(), start_new_session=True,
+                stderr=subprocess.PIPE, cwd=where_commands_begin(), start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError as missing:
             return Completed(tuple(argv), 127, b"", f"{missing.filename}: not found".encode())

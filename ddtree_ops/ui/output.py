@@ -7,9 +7,11 @@ holds exactly one JSON document, the result or the error.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -23,11 +25,14 @@ from ddtree_ops.ui.streams import only_ascii
 
 
 def _console(stderr: bool) -> Console:
-    # rich decides by itself about terminals, NO_COLOR and width; a pipe must not be wrapped at 80 columns
-    console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
-        console = Console(stderr=stderr, highlight=False, width=4096, soft_wrap=True)
-    return console
+    # rich decides by itself about terminals, NO_COLOR and width; a pipe must not be wrapped at 80 columns, and what
+    # FORCE_COLOR asks for is colours, not a terminal whose lines can be drawn again
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr, highlight=False)
+    colours: Literal["standard"] | None = "standard" if os.environ.get("FORCE_COLOR") else None
+    return Console(
+        stderr=stderr, highlight=False, width=4096, soft_wrap=True, force_terminal=False, color_system=colours
+    )
 
 
 @dataclass

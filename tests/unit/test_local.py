@@ -25,6 +25,11 @@ def test_status_and_both_outputs_and_the_folder_it_begins_in(here: LocalRemote) 
     assert (done.rc, done.text, done.err_text) == (3, f"{Path.home().resolve()}\n", "err\n")
 
 
+def test_one_who_has_no_home_begins_at_the_root(here: LocalRemote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert here.run(["pwd"], deadline_s=60).text == "/\n"
+
+
 def test_large_input_and_output_at_once(here: LocalRemote) -> None:
     data = os.urandom(3_000_000)
     assert here.run(["cat"], deadline_s=60, stdin=data).out == data

@@ -6,6 +6,7 @@ import io
 import json
 import re
 
+import pytest
 from rich.console import Console
 
 from ddtree_ops.events import Event, Kind
@@ -66,3 +67,13 @@ def test_a_terminal_keeps_what_is_done() -> None:
     assert "✓ h1:a  health         8 tokens in 0.10 s" in text
     assert "✗ h2:b  health         the unit failed" in text
     assert "↩ h2:b  switch         release 9c1d runs again" in text
+
+
+def test_forced_colours_make_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CI services do: lines that are drawn again would fill their logs."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    out = Output()
+    assert (out.live, out.err.width, out.err.color_system) == (False, 4096, "standard")
+    monkeypatch.delenv("FORCE_COLOR")
+    assert Output().err.color_system is None
