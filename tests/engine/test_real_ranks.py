@@ -22,6 +22,7 @@ from ddtree_ops.data import cache_dir
 ASKS = [{**ask, "params": {**ask["params"], "max_new_tokens": n}} for ask, n in zip(asks(3, 0), (5, 9, 7), strict=True)]
 PLAIN = {"job": "tokens", "asks": ASKS, "together": True}
 RANKS = 2
+TREES = {"tree": "snapshots", "records": "records"}  # arms, by how they keep recurrent states
 
 
 @pytest.fixture(scope="module")
@@ -32,33 +33,39 @@ def answers(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("ranks")
     told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
     shape: dict[str, Any] = {"target": "hybrid-80", "saved": True, "requests": 2}
-    arms = {"ar": Arm("ar", (PLAIN,), **shape), "tree": Arm("tree", (told,), budget=7, cap=4, tp=RANKS, **shape)}
+    arms = {"ar": Arm("ar", (PLAIN,), **shape)}
+    arms |= {
+        name: Arm("tree", (told,), budget=7, cap=4, tp=RANKS, states=kept, **shape) for name, kept in TREES.items()
+    }
     real_engine.run(arms, real_engine.overlay(sglang_src, cache_dir()), folder)
     found = {name: [json.loads((folder / f"{name}.out.json").read_text())] for name in arms}
-    found["tree"].append(json.loads((folder / "tree.out.json.1").read_text()))
+    for name in TREES:
+        found[name].append(json.loads((folder / f"{name}.out.json.1").read_text()))
     return found
 
 
-def test_two_ranks_emit_what_one_rank_decodes(answers: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arm", TREES)
+def test_two_ranks_emit_what_one_rank_decodes(answers: dict[str, Any], arm: str) -> None:
     (plain,) = answers["ar"]
     assert any(token >= 64 for ids in plain["results"][0]["ids"] for token in ids), "else rank 1 had no say"
-    for rank in answers["tree"]:
+    for rank in answers[arm]:
+        assert rank["states"] == TREES[arm]
         assert rank["results"][0]["ids"] == plain["results"][0]["ids"]
         assert rank["results"][0]["finish"] == plain["results"][0]["finish"]
         assert not rank["results"][0]["leaked"]
 
 
-def test_paths_beside_the_spine_were_taken_on_both(answers: dict[str, Any]) -> None:
-    counted = [rank["results"][0]["counters"]["counters"] for rank in answers["tree"]]
+@pytest.mark.parametrize("arm", TREES)
+def test_paths_beside_the_spine_were_taken_on_both(answers: dict[str, Any], arm: str) -> None:
+    counted = [rank["results"][0]["counters"]["counters"] for rank in answers[arm]]
     assert counted[0] == counted[1]
     assert counted[0]["accepted_off_spine"] > 0
     assert counted[0]["accepted_per_tree"] > 0.5
 
 
-def test_every_round_of_both_had_the_same_trees_targets_walks_and_slots(answers: dict[str, Any]) -> None:
-    first, second = answers["tree"]
-    assert (
-        len(first["sums"]) == sum(first["results"][0]["counters"]["counters"][name] > 0 for name in ()) or first["sums"]
-    )
+@pytest.mark.parametrize("arm", TREES)
+def test_every_round_of_both_had_the_same_trees_targets_walks_and_slots(answers: dict[str, Any], arm: str) -> None:
+    first, second = answers[arm]
+    assert first["sums"]
     assert apart([first, second]) == []
     assert len(set(first["sums"])) == len(first["sums"])
