@@ -93,6 +93,11 @@ def test_what_sglang_refuses_is_refused(argv: list[str]) -> None:
         args.resolve(argv)
 
 
+def test_mode_auto_is_refused_with_the_reason() -> None:
+    with pytest.raises(args.Refusal, match="speed means nothing; use mode tree"):
+        args.resolve([*MODEL, *SPEC, "DDTREE", "--speculative-ddtree-mode", "auto", "--speculative-ddtree-widths", "8"])
+
+
 def test_an_unknown_flag_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         args.resolve([*MODEL, "--speculative-ddtre-budget", "4"])

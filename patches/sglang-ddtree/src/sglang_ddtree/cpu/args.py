@@ -67,8 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
     """The plugin's own; it registers them on SGLang's parser, which is not here."""
-    parser.add_argument("--speculative-ddtree-mode", choices=("linear", "shadow-linear", "tree"))
+    parser.add_argument("--speculative-ddtree-mode", choices=("linear", "shadow-linear", "tree", "auto"))
     parser.add_argument("--speculative-ddtree-budget", type=int)
+    parser.add_argument("--speculative-ddtree-widths")
     parser.add_argument("--speculative-ddtree-topk-cap", type=int)
     parser.add_argument("--speculative-ddtree-keep-spine", action="store_true", default=None)
     parser.add_argument("--speculative-ddtree-allow-hybrid-unsafe", action="store_true", default=None)
@@ -126,6 +127,8 @@ def _mode(algorithm: str, space: argparse.Namespace) -> Mode:
         return Mode("ar")
     name = "linear" if algorithm == "DFLASH" else space.speculative_ddtree_mode or "linear"
     budget = 16 if space.speculative_ddtree_budget is None else space.speculative_ddtree_budget
+    if name == "auto":
+        raise Refusal("mode auto chooses by measured speed, and the CPU engine's speed means nothing; use mode tree.")
     cap = space.speculative_ddtree_topk_cap
     if not 1 <= budget <= 255:
         raise Refusal(f"--speculative-ddtree-budget is {budget}; a tree has 1 to 255 nodes besides its root.")
