@@ -47,7 +47,10 @@ class Proof:
         what = f"{found['architecture']} on {found['backend']}, compute capability {found['compute_capability']}"
         what += f", {found['tp']} GPUs to a model" if found.get("tp", 1) > 1 else ""
         kept = f", states kept as {found['states']}" if "states" in found else ""
-        return f"proven: {what}, trees up to {found['max_budget']} nodes{kept} ({found['suite']['seconds']:.0f} s)"
+        auto = ", and mode auto" if "auto" in found else ""
+        return (
+            f"proven: {what}, trees up to {found['max_budget']} nodes{auto}{kept} ({found['suite']['seconds']:.0f} s)"
+        )
 
 
 def prove(

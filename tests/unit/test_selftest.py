@@ -145,6 +145,7 @@ def test_one_gpu_is_proven_by_itself_and_more_than_the_pair_has_heads_for_is_ref
 
 
 def test_a_proof_of_several_gpus_says_so() -> None:
+    assert "up to 64 nodes, and mode auto (" in run(FakeRemote(record={**RECORD, "auto": "a" * 64})).line
     assert "capability 12.0, 2 GPUs to a model, trees up to 64" in run(FakeRemote(record={**RECORD, "tp": 2})).line
 
 

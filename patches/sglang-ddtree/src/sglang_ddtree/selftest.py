@@ -203,6 +203,9 @@ def main(argv: list[str]) -> int:
     path = write(options.proofs_dir, proof)
     for reason in proof["suite"]["unproven"]:
         print(f"unproven: {reason}")
+    for row in filter(suite.about_auto, rows):
+        for line in row["wrong"]:
+            print(f"mode auto unproven: {row['arm']}: {line}")
     verdict = "proven" if proof["passed"] else "FAILED"
     several = f", {options.tp} GPUs to a model" if options.tp > 1 else ""
     print(f"{verdict} on compute capability {capability}{several}, states kept as {options.states}; recorded in {path}")
