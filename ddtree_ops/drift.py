@@ -84,15 +84,16 @@ def _instance(host: str, name: str, there: Mapping[str, Any]) -> list[Difference
 def _unit(target: str, host: str, there: Mapping[str, Any], unit: UnitState) -> list[Difference]:
     """The unit's file, what systemd loaded of it, and what else changes it."""
     path, name = there["unit_path"], unit_name(target.partition(":")[2])
-    deploy = f"ddtree-ops deploy {target}"
+    # not deploy: the inventory may want another release by now
+    again = f"ddtree-ops rollback {target} --to {short(there['current'])}"
     found = []
     if there["unit_masked"]:
         found.append(Difference(target, "unit", path, "is masked", f"on {host}: systemctl unmask {name}"))
     elif there["unit_text"] is None:
-        found.append(Difference(target, "unit", path, "is missing", deploy))
+        found.append(Difference(target, "unit", path, "is missing", again))
     elif there["unit_text"] != there["unit_wanted"]:
         said = f"is not the unit of the current release ({changes(there['unit_wanted'], there['unit_text'])})"
-        found.append(Difference(target, "unit", path, said, deploy))
+        found.append(Difference(target, "unit", path, said, again))
     if unit.needs_reload:
         said = "systemd runs an older text than the file's"
         found.append(Difference(target, "unit loaded", name, said, f"on {host}: systemctl daemon-reload"))

@@ -100,7 +100,10 @@ class Outcome:
             return f"deployed {short(self.release)} (was {short(self.before)}) in {self.seconds:.1f} s"
         if self.status is Status.UNCHANGED:
             return f"{short(self.release)} already runs and is healthy ({self.seconds:.1f} s)"
-        return f"{self.status}: {self.error.found}" if self.error else str(self.status)
+        if self.error is None:
+            return str(self.status)
+        said = self.error.found.startswith(f"{self.status} ")  # "locked by anna" needs no "locked: " before it
+        return self.error.found if said else f"{self.status}: {self.error.found}"
 
     def as_json(self) -> dict[str, Any]:
         return {

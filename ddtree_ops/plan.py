@@ -152,7 +152,7 @@ def make_plan(wanted: Release, facts: HostFacts, *, engine_size: int = 0, option
         unit_diff=unit_diff(there.unit_text, wanted.unit, wanted.instance),
         settings_diff=settings_diff(there.settings, wanted.settings),
         travels=tuple(travels),
-        notes=_notes(wanted, there),
+        notes=_notes(wanted, there, being_changed=facts.lock is not None and facts.lock.live),
         fingerprint=fingerprint(facts, wanted.instance),
     )
 
@@ -246,13 +246,13 @@ def _line(name: StepName, wanted: Release, there: InstanceFacts, options: Option
     }[name]
 
 
-def _notes(wanted: Release, there: InstanceFacts) -> tuple[str, ...]:
+def _notes(wanted: Release, there: InstanceFacts, *, being_changed: bool) -> tuple[str, ...]:
     notes = []
     if wanted.id in there.taken_back:
         notes.append(f"release {wanted.short} was taken back before: {there.taken_back[wanted.id]}")
     if there.unit.drop_ins:
         notes.append(f"drop-ins change the unit: {', '.join(there.unit.drop_ins)}")
-    if there.armed_until is not None:
+    if there.armed_until is not None and not being_changed:
         notes.append("an earlier deploy was never confirmed; the host would take it back by itself")
     return tuple(notes)
 

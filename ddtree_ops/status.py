@@ -85,6 +85,13 @@ class InstanceStatus:
             return self.error.exit_code
         return ExitCode.DONE if self.health.good else ExitCode.MOVED
 
+    @property
+    def next(self) -> str:
+        """One command that helps; empty where nothing is wrong, or somebody is at it."""
+        if self.error is not None:
+            return self.error.next
+        return "" if self.health.good or self.locked_by else _NEXT[self.health].format(target=self.target)
+
     def as_json(self) -> dict[str, Any]:
         left_out = {"error", "health", "gpu_memory"}
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in left_out}
@@ -95,7 +102,21 @@ class InstanceStatus:
             **values,
             "gpu_memory_mib": {"used": memory.used, "total": memory.total} if memory else None,
             "exit_code": int(self.code),
+            "next": self.next,
         }
+
+
+_NEXT = {
+    Health.UNPROVEN: "ddtree-ops deploy {target}",
+    Health.STARTING: "ddtree-ops logs {target} -f",
+    Health.RESTARTING: "ddtree-ops logs {target}",
+    Health.STOPPING: "ddtree-ops logs {target} -f",
+    Health.FAILED: "ddtree-ops logs {target}",
+    Health.DOWN: "ddtree-ops deploy {target}",
+    Health.ABSENT: "ddtree-ops deploy {target}",
+    Health.WRONG: "ddtree-ops status {target} --drift",
+    Health.UNREACHABLE: "ddtree-ops doctor {target}",
+}
 
 
 def unreachable(host: str, instance: str, error: DdtreeError) -> InstanceStatus:
@@ -129,7 +150,7 @@ def assess(wanted: Settings, facts: HostFacts, seen: Observation) -> InstanceSta
         queued=served.queued if served else None,
         gpu_memory=_memory(facts, settings or wanted),
         differs=_differs(there, wanted),
-        notes=_notes(there, resolved),
+        notes=(*_restarted(facts.host, there), *_notes(there, resolved)),
         stand_in=bool(resolved and resolved.stand_in),
         armed_until=there.armed_until,
         locked_by=f"{facts.lock.owner} ({facts.lock.purpose})" if facts.lock and facts.lock.live else "",
@@ -202,6 +223,14 @@ def _waived(there: InstanceFacts) -> list[str]:
         for name, result in results.items()
         if isinstance(result, dict) and str(result.get("line", "")).startswith("skipped:")
     ]
+
+
+def _restarted(host: str, there: InstanceFacts) -> list[str]:
+    """A server that died and came up again looks healthy; who comes in the morning must learn it."""
+    times = there.unit.restarts
+    if not times:
+        return []
+    return [f"it died and was restarted {times} time{'' if times == 1 else 's'}: ddtree-ops logs {host}:{there.name}"]
 
 
 def _notes(there: InstanceFacts, resolved: Resolved | None) -> tuple[str, ...]:

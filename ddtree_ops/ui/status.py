@@ -63,6 +63,6 @@ def remarks(status: InstanceStatus) -> list[str]:
         lines.append(f"not confirmed yet: the host takes it back by itself at {until}")
     if status.locked_by:
         lines.append(f"being changed by {status.locked_by}")
-    if status.error is not None and status.error.next:
-        lines.append(f"next: {status.error.next}")
+    if status.next:
+        lines.append(f"next: {status.next}")
     return lines

@@ -90,7 +90,8 @@ def test_a_unit_that_was_edited_or_removed(host: HelperHost) -> None:
     unit = host.units / UNIT
     unit.write_text("[Service]\nExecStart=/bin/b\n")
     kind, found, repair = one(host)
-    assert (kind, repair) == ("unit", "ddtree-ops deploy here:qwen")
+    assert kind == "unit"
+    assert repair.startswith("ddtree-ops rollback here:qwen --to ")
     assert "ExecStart=/bin/a became ExecStart=/bin/b" in found
     unit.unlink()
     assert one(host)[1] == "is missing"

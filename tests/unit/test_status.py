@@ -65,6 +65,22 @@ def test_told_apart(seen: Observation, there: InstanceFacts, health: Health, sai
     assert found.code is ExitCode.MOVED
 
 
+def test_what_is_not_well_names_a_command_unless_somebody_is_at_it() -> None:
+    found = status(unit(active="failed"), THERE)
+    assert remarks(found)[-1] == "next: ddtree-ops logs h1:a"
+    assert found.as_json()["next"] == "ddtree-ops logs h1:a"
+    assert status(SEEN).next == ""
+    lock = LockFacts("eve@laptop", 1, "deploy a", 0.0, 1.0, live=True)
+    assert status(unit(active="failed"), THERE, lock=lock).next == ""
+
+
+def test_a_server_that_was_restarted_is_said_though_it_is_healthy() -> None:
+    found = status(unit(restarts=2))
+    assert found.health is Health.HEALTHY
+    assert "it died and was restarted 2 times: ddtree-ops logs h1:a" in remarks(found)
+    assert not any("died" in line for line in remarks(status(SEEN)))
+
+
 def test_host_that_is_down_is_its_own_state() -> None:
     found = unreachable("h1", "a", UnreachableError("no answer within 15 s", "h1"))
     assert (found.health, found.code) == (Health.UNREACHABLE, ExitCode.UNREACHABLE)
