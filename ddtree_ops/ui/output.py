@@ -66,17 +66,29 @@ class Output:
         self.out.file.write(text)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str = "") -> None:
-        """A table for a terminal; tab-separated lines (with a header) for a pipe."""
+        """A table for a terminal, blocks where it is too narrow; tab-separated lines (with a header) for a pipe."""
         if not self.out.is_terminal:
             for row in (columns, *rows):
                 self.out.file.write("\t".join(str(cell) for cell in row) + "\n")
             return
+        texts = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
+        widths = [max(_longest_word(str(cell)) for cell in column) for column in zip(columns, *texts, strict=True)]
+        if sum(widths) + 2 * (len(widths) - 1) > self.out.width:
+            self._blocks(columns, texts)
+            return
         table = Table(title=escape(title) or None, box=None, pad_edge=False, header_style="bold")
         for column in columns:
             table.add_column(column)
-        for row in rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        for row in texts:
+            table.add_row(*row)
         self.out.print(table)
+
+    def _blocks(self, columns: Sequence[str], rows: Sequence[Sequence[Text]]) -> None:
+        """Each row as its first cell and, below it, the others with their heads: nothing is cut."""
+        for first, *others in rows:
+            self.out.print(first)
+            for head, cell in zip(columns[1:], others, strict=True):
+                self.out.print(Text.assemble(("  " + head.lower() + "  ", "bold"), cell), soft_wrap=True)
 
     def notice(self, text: str) -> None:
         """Something a person should know though nothing is wrong."""
@@ -91,6 +103,11 @@ class Output:
         for label, text in error_lines(error):
             style = "bold red" if label == "error" else "bold"
             self.err.print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)  # commands stay whole
+
+
+def _longest_word(text: str) -> int:
+    """A cell may be wrapped between words, not within one."""
+    return max(map(len, text.split()), default=0)
 
 
 def plain(value: Any) -> Any:
