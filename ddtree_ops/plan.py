@@ -322,7 +322,7 @@ def read_plan_file(text: str, path: str) -> PlanFile:
     except ValidationError as bad:
         first = bad.errors()[0]
         raise UsageError(
-            f"{path} is not a plan: {'.'.join(map(str, first['loc']))}: {first['msg']}",
+            f"{path} is not a plan: {': '.join([*map(str, first['loc']), first['msg']])}",
             why="only what `plan --out` wrote can be carried out",
             next=f"ddtree-ops plan TARGET --out {path}",
         ) from bad

@@ -44,7 +44,7 @@ def named(target: str, there: InstanceFacts, to: str) -> str:
         have = ", ".join(sorted(map(short, there.releases))) or "none"
         what = "no release" if not found else f"{len(found)} releases"
         raise UsageError(
-            f"{what} of {target} begins with {to!r}",
+            f"{what} of {target} begin{'' if len(found) > 1 else 's'} with {to!r}",
             host=target,
             why=f"on the host: {have}",
             next=f"ddtree-ops history {target}",

@@ -139,6 +139,13 @@ _WORDS = (  # what pydantic says to programmers, for people
 
 
 def _bug(error: Exception) -> DdtreeError:
+    if isinstance(error, OSError) and error.filename and error.strerror:  # of this machine: a host's are its helper's
+        place = os.fsdecode(error.filename)
+        return DdtreeError(
+            f"{place}: {error.strerror}",
+            why="a file of this machine cannot be used as it must be",
+            next=f"ls -ld {place} {os.path.dirname(place) or '.'}",
+        )
     found = f"unexpected {type(error).__name__}: {error}".splitlines()[0]
     return DdtreeError(found, why="this is a bug of ddtree-ops", next="run the same command with --debug and report it")
 

@@ -12,6 +12,7 @@ from ddtree_ops.cli.command import Session, Targets, command
 from ddtree_ops.hosts import code_of
 from ddtree_ops.targets import Overrides
 from ddtree_ops.ui import error_data
+from ddtree_ops.ui.files import require_writable
 from ddtree_ops.ui.results import show_plan
 
 EXAMPLES = [
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
         restart: Annotated[bool, typer.Option("--restart", help="As `deploy --restart`.")] = False,
     ) -> None:
         """Show what deploy would do: steps, effect, the diff of unit and settings, what travels."""
+        require_writable(out)
         wanted = operate.select(session.fleet, targets, overrides)
         for notice in wanted.notices:
             session.out.notice(notice)
@@ -48,4 +50,6 @@ def register(app: typer.Typer) -> None:
         if out is not None and not errors:
             operate.keep(wanted, planned, out)
             session.out.notice(f"kept in {out}; carry it out: ddtree-ops deploy --plan {out}")
+        elif out is not None:
+            session.out.notice(f"{out} is not written: a plan with errors in it is not kept")
         raise typer.Exit(code_of(errors))

@@ -49,9 +49,11 @@ def register(app: typer.Typer) -> None:
         from ddtree_ops.errors import UsageError
         from ddtree_ops.gates.run import checked_skips
         from ddtree_ops.ui import smoke as ui
+        from ddtree_ops.ui.files import require_writable
         from ddtree_ops.ui.progress import showing
         from ddtree_ops.wiring import CLOCK
 
+        require_writable(junit, markdown)
         wanted = operate.select(session.fleet, [target], overrides)
         if len(wanted.targets) != 1:
             raise UsageError(

@@ -49,9 +49,15 @@ def load_fleet(path: Path) -> Fleet:
             why="it says which hosts and instances there are",
             next="write one (docs/inventory.md), or name another with --inventory FILE",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise InventoryError(
-            f"the inventory {path} cannot be read: {error}", next="check the path and its permissions"
+            f"the inventory {path} is not a text: byte {error.start} is not UTF-8",
+            why="TOML is UTF-8",
+            next=f"iconv -f ISO-8859-1 -t UTF-8 {path}",
+        ) from error
+    except OSError as error:
+        raise InventoryError(
+            f"the inventory {path} cannot be read: {error.strerror}", next="check the path and its permissions"
         ) from error
     return parse_fleet(text, str(path))
 
@@ -237,7 +243,15 @@ class _Reader:
             )
             return {"host": "missing"}
         if not isinstance(text, str):
-            self._problem(at, Problem("address", f"address {text!r} must be a text in quotes", "", "change address"))
+            self._problem(
+                at,
+                Problem(
+                    "address",
+                    f"address {text!r} must be a text in quotes",
+                    "",
+                    'write it like address = "root@ct200:22"',
+                ),
+            )
             return {"host": "missing"}
         address = self._parse_address((*at, "address"), text)
         if address.get("user") is None and isinstance(user, str):

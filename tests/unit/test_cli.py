@@ -83,6 +83,13 @@ def test_an_interruption_under_json_is_one_document(error: BaseException) -> Non
     assert json.loads(result.stdout)["error"]["exit_code"] == result.exit_code == ExitCode.INTERRUPTED
 
 
+def test_a_file_of_this_machine_that_fails_is_no_bug() -> None:
+    result = RUNNER.invoke(raising(PermissionError(13, "Permission denied", "/root/.cache/x")), ["x"])
+    assert result.exit_code == ExitCode.BUG
+    assert result.stderr.splitlines()[0] == "error: /root/.cache/x: Permission denied"
+    assert result.stderr.splitlines()[-1] == "next: ls -ld /root/.cache/x /root/.cache"
+
+
 def test_a_bug_is_one_line_and_debug_shows_the_traceback() -> None:
     result = RUNNER.invoke(raising(ValueError("oops\nsecond line")), ["x"])
     assert result.stderr.splitlines()[0] == "error: unexpected ValueError: oops"
@@ -122,6 +129,8 @@ def test_brackets_in_an_error_are_not_markup() -> None:
         (["prune", "ct200", "--keep", "-1"], "it must be at least 0", "next: ddtree-ops prune --help"),
         (["deploy", "ct200", "--parallel", "65"], "it must be at most 64", "next: ddtree-ops deploy --help"),
         (["render"], "Missing argument", "next: ddtree-ops render --help"),
+        (["targets", "-i", "docs/demo.svg"], "is not valid TOML", "next: repair that line"),
+        (["targets", "-i", "docs/benchmark.png"], "is not a text: byte 0", "next: iconv"),
         (["targets", "-i", "nowhere.toml"], "nowhere.toml does not exist", "--inventory FILE"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_release_may_be_named_by_its_beginning_even_one_that_was_taken_back() 
         (there(c0=GOOD, d0=OnDisk("e", LINEAR)), None, RefusedError, "d0 was never proven"),
         (there(c0=GOOD, d0=OnDisk("e", LINEAR, {"at": 1}, ("unit differs",))), None, RefusedError, "d0 is damaged"),
         (there(c0=GOOD), "x", UsageError, "no release of h1:a begins with 'x'"),
-        (there(a1=GOOD, a2=GOOD), "a", UsageError, "2 releases of h1:a begins with 'a'"),
+        (there(a1=GOOD, a2=GOOD), "a", UsageError, "2 releases of h1:a begin with 'a'"),
         (there(d0=OnDisk("e", LINEAR, None, ("unit differs",))), "d0", RefusedError, "damaged: unit differs"),
     ],
 )
