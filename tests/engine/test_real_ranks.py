@@ -21,6 +21,7 @@ from ddtree_ops.data import cache_dir
 
 ASKS = [{**ask, "params": {**ask["params"], "max_new_tokens": n}} for ask, n in zip(asks(3, 0), (5, 9, 7), strict=True)]
 PLAIN = {"job": "tokens", "asks": ASKS, "together": True}
+DRAWN = {"job": "tokens", "asks": asks(2, 5, temperature=1.0), "together": True}  # a seed of its own on each rank
 RANKS = 2
 TREES = {"tree": "snapshots", "records": "records"}  # arms, by how they keep recurrent states
 
@@ -34,9 +35,9 @@ def answers(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
     shape: dict[str, Any] = {"target": "hybrid-80", "saved": True, "requests": 2}
     arms = {"ar": Arm("ar", (PLAIN,), **shape)}
-    arms |= {
-        name: Arm("tree", (told,), budget=7, cap=4, tp=RANKS, states=kept, **shape) for name, kept in TREES.items()
-    }
+    for name, kept in TREES.items():
+        jobs = (told, DRAWN) if name == "tree" else (told,)
+        arms[name] = Arm("tree", jobs, budget=7, cap=4, tp=RANKS, states=kept, **shape)
     real_engine.run(arms, real_engine.overlay(sglang_src, cache_dir()), folder)
     found = {name: [json.loads((folder / f"{name}.out.json").read_text())] for name in arms}
     for name in TREES:
@@ -63,9 +64,15 @@ def test_paths_beside_the_spine_were_taken_on_both(answers: dict[str, Any], arm:
     assert counted[0]["accepted_per_tree"] > 0.5
 
 
+def test_draws_without_a_seed_are_the_same_on_both(answers: dict[str, Any]) -> None:
+    drawn = [rank["results"][1] for rank in answers["tree"]]
+    assert drawn[0]["ids"] == drawn[1]["ids"]
+    assert all(len(ids) == 5 for ids in drawn[0]["ids"])
+
+
 @pytest.mark.parametrize("arm", TREES)
 def test_every_round_of_both_had_the_same_trees_targets_walks_and_slots(answers: dict[str, Any], arm: str) -> None:
     first, second = answers[arm]
-    assert first["sums"]
+    assert len(first["sums"]) >= 4
     assert apart([first, second]) == []
     assert len(set(first["sums"])) == len(first["sums"])
