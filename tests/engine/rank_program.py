@@ -112,6 +112,7 @@ def join(rank: int, ranks: int, out: Path) -> Any:
 
     args = ServerArgs(model_path="dummy", tp_size=ranks, device="cpu")
     publish(args, role="test")
+    parallel_state.set_custom_all_reduce(False)  # it is of GPUs
     parallel_state.init_distributed_environment(
         world_size=ranks, rank=rank, local_rank=rank, backend="gloo", timeout=60,
         distributed_init_method=f"file://{out}/store-{ranks}",
