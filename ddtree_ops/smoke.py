@@ -78,22 +78,42 @@ class Recorder:
 
 
 def smoke(wanted: Wanted, how: How, report: Report, clock: Clock) -> Smoke:
-    """The whole of it, for the one target that is wanted."""
+    """The whole of it, for the one target that is wanted. Ctrl-C between its parts does not leave the release there."""
     began = clock.monotonic()
     target = wanted.targets[0]
     before = current(target)[0]
     steps = Recorder(clock, report)
-    outcome = operate.deploy(wanted, how, steps)[-1]
-    gates = gate_cases(outcome, current(target)[1] if outcome.status.good else {})
-    back, undone = put_back(wanted, target, outcome, before, report, clock)
+    undone: list[Outcome] = []
+    with operate.tidily(report) as token:
+        outcome = operate.deploy(wanted, how, steps)[-1]
+        now, recorded, blind = look_again(target)
+        gates = gate_cases(outcome, recorded if outcome.status.good else {})
+        if blind:
+            back = Case("rollback", "put back", Verdict.FAILED, blind)
+        else:
+            back, undone = put_back(wanted, target, outcome, (before, now), report, clock)
+    code = worst([outcome, *undone])
+    if code is ExitCode.DONE and back.verdict is Verdict.FAILED:
+        code = ExitCode.NOT_ROLLED_BACK
+    if code is ExitCode.DONE and token.is_set:
+        code = ExitCode.INTERRUPTED
     return Smoke(
         target=target.name,
         cases=(*steps.cases.values(), deployed(outcome), *gates, back),
         seconds=clock.monotonic() - began,
-        code=worst([outcome, *undone]),
+        code=code,
         release=outcome.release,
         before=before,
     )
+
+
+def look_again(target: Target) -> tuple[str | None, Mapping[str, Any], str]:
+    """What is there after the deploy, and why that cannot be said."""
+    try:
+        now, recorded = current(target)
+    except DdtreeError as error:
+        return None, {}, f"what is there now is not known: {error.found}"
+    return now, recorded, ""
 
 
 def current(target: Target) -> tuple[str | None, Mapping[str, Any]]:
@@ -134,20 +154,32 @@ def gate_cases(outcome: Outcome, recorded: Mapping[str, Any]) -> list[Case]:
 
 
 def put_back(
-    wanted: Wanted, target: Target, outcome: Outcome, before: str | None, report: Report, clock: Clock
+    wanted: Wanted,
+    target: Target,
+    outcome: Outcome,
+    seen: tuple[str | None, str | None],
+    report: Report,
+    clock: Clock,
 ) -> tuple[Case, list[Outcome]]:
-    """Leave the host as it was; what was done for it counts for the exit code too."""
+    """Leave the host as it was; what was done for it counts for the exit code too. ``seen``: before, and now.
+
+    What is there now decides, not how the deploy ended: one that was demoted, or failed after its baseline was
+    measured, left another release than was there before.
+    """
     began = clock.monotonic()
+    before, now = seen
 
     def case(verdict: Verdict, line: str) -> Case:
         return Case("rollback", "put back", verdict, line, clock.monotonic() - began)
 
-    if outcome.status is Status.UNCHANGED or outcome.release == before:
+    if outcome.status is Status.NOT_ROLLED_BACK:
+        return case(Verdict.FAILED, "the deploy could not put back what was there"), []
+    if outcome.status is Status.LOCKED:
+        return case(Verdict.PASSED, "nothing was changed; what is there is somebody else's doing"), []
+    if now == before and outcome.release == before:
         return case(Verdict.SKIPPED, f"{short(before)} was there before; nothing to put back"), []
-    if outcome.status is not Status.DEPLOYED:
-        back = outcome.status not in (Status.NOT_ROLLED_BACK, Status.FAILED)
-        said = "the deploy left what was there" if back else "the deploy could not put back what was there"
-        return case(Verdict.PASSED if back else Verdict.FAILED, said), []
+    if now == before:
+        return case(Verdict.PASSED, "the deploy left what was there"), []
     if before is None:
         return case(*to_nothing(target)), []
     undone = operate.rollback(wanted, How(), report, to=before, mode=None, reason=REASON)

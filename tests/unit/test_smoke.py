@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from ddtree_ops import smoke as smoke_module
 from ddtree_ops.clock import FakeClock
-from ddtree_ops.errors import ExitCode, RolledBackError
+from ddtree_ops.errors import ExitCode, LockedError, RolledBackError, UnreachableError
 from ddtree_ops.events import Event, Kind, Report
 from ddtree_ops.model import Address, HostSpec, Mode, Settings
 from ddtree_ops.operate import How, Wanted
@@ -64,8 +66,9 @@ Run = Callable[..., Smoke]
 def run(monkeypatch: pytest.MonkeyPatch, acted: list[str]) -> Run:
     del acted
 
-    def made(result: Outcome, before: str | None = OLD) -> Smoke:
+    def made(result: Outcome, before: str | None = OLD, now: Any = "as it ended") -> Smoke:
         clock = FakeClock()
+        left = (result.release if result.status.good else before) if now == "as it ended" else now
 
         def deploy(_wanted: Wanted, _how: How, report: Report) -> list[Outcome]:
             report(Event(Kind.START, "ct200", "tree", "stage engine", "sending"))
@@ -73,9 +76,19 @@ def run(monkeypatch: pytest.MonkeyPatch, acted: list[str]) -> Run:
             report(Event(Kind.OK, "ct200", "tree", "stage engine", "staged"))
             return [result]
 
-        looks = iter([(before, {}), (NEW, GATES)])
+        looks = iter([(before, {}), left if isinstance(left, Exception | signal.Signals) else (left, GATES)])
+
+        def current(_target: Target) -> Any:
+            look = next(looks)
+            if isinstance(look, signal.Signals):
+                os.kill(os.getpid(), look)
+                return NEW, GATES
+            if isinstance(look, Exception):
+                raise look
+            return look
+
         monkeypatch.setattr(smoke_module.operate, "deploy", deploy)
-        monkeypatch.setattr(smoke_module, "current", lambda _target: next(looks))
+        monkeypatch.setattr(smoke_module, "current", current)
         return smoke(WANTED, How(), lambda _event: None, clock)
 
     return made
@@ -127,6 +140,44 @@ def test_a_way_back_that_fails_is_the_result(run: Run, monkeypatch: pytest.Monke
     seen = run(outcome(Status.DEPLOYED))
     assert verdicts(seen)["rollback/put back"] == "failed"
     assert seen.code is ExitCode.ROLLED_BACK
+
+
+def test_a_way_back_to_nothing_that_fails_is_no_success(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke_module, "to_nothing", lambda _target: (Verdict.FAILED, "the host fell silent"))
+    seen = run(outcome(Status.DEPLOYED, before=None), before=None)
+    assert seen.code is ExitCode.NOT_ROLLED_BACK
+
+
+LINEAR = "c" * 64
+
+
+@pytest.mark.parametrize("status", [Status.DEMOTED, Status.ROLLED_BACK, Status.INTERRUPTED, Status.REFUSED])
+def test_what_is_there_decides_not_how_the_deploy_ended(run: Run, acted: list[str], status: Status) -> None:
+    """A tree that was demoted, or that failed after its baseline was measured, leaves another release behind."""
+    error = None if status is Status.INTERRUPTED else RolledBackError("slower", "ct200:tree")
+    seen = run(outcome(status, error=error), now=LINEAR)
+    assert acted == ["rollback to b"]
+    assert verdicts(seen)["rollback/put back"] == "passed"
+    assert seen.code in (ExitCode.ROLLED_BACK, ExitCode.INTERRUPTED)
+
+
+def test_what_somebody_else_deploys_is_left_alone(run: Run, acted: list[str]) -> None:
+    error = LockedError("locked by anna", "ct200")
+    assert run(outcome(Status.LOCKED, error=error), now=LINEAR).code is ExitCode.LOCKED
+    assert acted == []
+
+
+def test_a_host_that_falls_silent_after_the_deploy(run: Run, acted: list[str]) -> None:
+    seen = run(outcome(Status.DEPLOYED), now=UnreachableError("no answer", "ct200"))
+    assert seen.code is ExitCode.NOT_ROLLED_BACK
+    assert verdicts(seen)["rollback/put back"] == "failed"
+    assert acted == []
+
+
+def test_ctrl_c_between_deploy_and_rollback_still_puts_back(run: Run, acted: list[str]) -> None:
+    seen = run(outcome(Status.DEPLOYED), now=signal.SIGINT)
+    assert acted == ["rollback to b"]
+    assert seen.code is ExitCode.INTERRUPTED
 
 
 # -- reports ----------------------------------------------------------------------------------------------------------
