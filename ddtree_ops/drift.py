@@ -121,7 +121,9 @@ def _process(target: str, there: Mapping[str, Any], unit: UnitState) -> list[Dif
     if version not in (None, there["current"]):
         said = f"runs release {short(version)}, current is {short(there['current'])}"
         found.append(Difference(target, "process", where, said, restart))
-    elif main["started"] and there["switched"] and main["started"] < there["switched"] - 1:
+    elif version is None and main["started"] and there["switched"] and main["started"] < there["switched"] - 1:
+        # Times count only where the process does not say what it runs: a server that a failed deploy left in peace is
+        # older than the link that came back to it, and a clock that was set moves one of the two.
         found.append(Difference(target, "process", where, "began before its release became current", restart))
     if there["engine"] and main["python_path"] is not None and there["engine"] not in main["python_path"]:
         found.append(Difference(target, "process", where, f"does not use engine {short(there['engine'])}", restart))

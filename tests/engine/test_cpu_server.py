@@ -248,7 +248,7 @@ def test_the_process_starts_serves_and_drains(tmp_path: Path) -> None:
         session = Session(pair(np.float32), Mode("ar"), tokenizer().encode(TEXT).ids, Sampling())
         assert answer.json()["output_ids"] == session.generate(8)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
     finally:
         process.kill()
         process.wait()

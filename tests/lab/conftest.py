@@ -99,7 +99,7 @@ class Cli:
         return [sys.executable, "-m", "ddtree_ops", "--inventory", str(self.inventory), *words]
 
     def __call__(
-        self, *words: str, expect: int | Sequence[int] = 0, timeout: float = 120
+        self, *words: str, expect: int | Sequence[int] = 0, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end; an exit code other than ``expect`` fails the test with what the command said."""
         done = subprocess.run(

@@ -21,7 +21,7 @@ class Cli(Protocol):
     home: Path
 
     def __call__(
-        self, *words: str, expect: int | Sequence[int] = 0, timeout: float = 120
+        self, *words: str, expect: int | Sequence[int] = 0, timeout: float = 300
     ) -> subprocess.CompletedProcess[str]: ...
 
     def start(self, *words: str) -> subprocess.Popen[str]: ...

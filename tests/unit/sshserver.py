@@ -110,7 +110,7 @@ class _Session(paramiko.ServerInterface):
     def check_channel_direct_tcpip_request(self, chanid: int, _origin: Any, destination: tuple[str, int]) -> int:
         self._server.forwards.append(destination)
         try:
-            far = socket.create_connection(destination, timeout=3)
+            far = socket.create_connection(destination, timeout=60)
         except OSError:
             return paramiko.OPEN_FAILED_CONNECT_FAILED
         threading.Thread(target=self._forward, args=(chanid, far), daemon=True).start()

@@ -172,7 +172,9 @@ def test_a_process_of_another_release_an_older_one_and_none(host: HelperHost) ->
     assert judged() == []
     other = judged(argv=["python", "--weight-version=feed"])
     assert other == [f"runs release feed, current is {there['current'][:12]}"]
-    assert judged(started=there["switched"] - 60) == ["began before its release became current"]
+    assert judged(argv=["python"], started=there["switched"] - 60) == ["began before its release became current"]
+    assert judged(argv=["python"]) == []
+    assert judged(started=there["switched"] - 60) == [], "it says itself that it runs the release"
     assert judged(python_path="/elsewhere") == [f"does not use engine {there['engine'][:12]}"]
     assert judged(program="/usr/bin/python3.11 (deleted)") == ["its Python was replaced since it began"]
     host.do("systemctl", verb="stop", instance="qwen")
