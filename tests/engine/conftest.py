@@ -58,6 +58,19 @@ def sglang_src() -> Path:
 
 
 @pytest.fixture(scope="session")
+def real_site(sglang_src: Path) -> Path:
+    """SGLang under our patches, with the plugin's entry point: what real_engine.run starts."""
+    import real_engine
+    import sglang_setup
+
+    from ddtree_ops.data import cache_dir
+
+    if absent := sglang_setup.missing():
+        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+    return real_engine.overlay(sglang_src, cache_dir())
+
+
+@pytest.fixture(scope="session")
 def stock_kernel(sglang_src: Path) -> Callable[[str], types.ModuleType]:
     """Load one of SGLang's kernel files alone: ``stock_kernel("mamba/causal_conv1d_triton")``.
 

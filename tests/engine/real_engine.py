@@ -110,8 +110,10 @@ class Arm:
     widths: tuple[int, ...] = (2, 4, 9)
     cap: int = 4
     requests: int = 3
+    seed: int = 1  # of the weights
     informed: bool = True
     seeded: bool = False
+    overlap: bool = False
     fault: str | None = None
     extra: tuple[str, ...] = ()
     tp: int = 1
@@ -133,7 +135,8 @@ class Arm:
         ]
         args += ["--sampling-backend", "pytorch", "--grammar-backend", "none", "--page-size", "1"]
         args += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
-        args += ["--disable-overlap-schedule", "--disable-radix-cache", "--random-seed", "7", "--log-level", "warning"]
+        args += ["--disable-radix-cache", "--random-seed", "7", "--log-level", "warning"]
+        args += [] if self.overlap else ["--disable-overlap-schedule"]
         args += ["--max-running-requests", str(self.requests), "--max-total-tokens", "512", "--context-length", "128"]
         args += self.extra
         if self.kind == "ar":
@@ -154,7 +157,7 @@ class Arm:
         return {
             "argv": self.argv(folder),
             "jobs": list(self.jobs),
-            "seed": None if self.saved else 1,
+            "seed": None if self.saved else self.seed,
             "float32": True,
             "informed": self.informed and self.kind in ("tree", "auto"),
             "environ": dict(plan.CYCLE) if self.kind == "auto" else {},
@@ -170,7 +173,7 @@ def asks(count: int, new: int, length: int = 6, **params: Any) -> list[dict[str,
     return [{"ids": ids, "params": given} for ids in prompts(count, length, models.VOCAB)]
 
 
-def run(arms: dict[str, Arm], site: Path, folder: Path, limit: float = 480) -> dict[str, list[dict[str, Any]]]:
+def run(arms: dict[str, Arm], site: Path, folder: Path, limit: float = 1500) -> dict[str, list[dict[str, Any]]]:
     """The results of each arm's jobs. site: see `overlay`; folder: scratch; limit: seconds for all arms together.
 
     Raises AssertionError with an arm's traceback and the process's last words.
@@ -205,6 +208,7 @@ def _serve(pairs: list[str], site: Path, folder: Path, limit: float) -> None:
     path = os.pathsep.join(map(str, (site, PLUGIN, HERE)))
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SGLANG_")}
     environ |= {"PYTHONPATH": path, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", **float32.ENVIRONMENT}
+    environ["TORCH_COMPILE_DISABLE"] = "1"  # a compiled function would be traced into the interpreter
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "sglang_on_cpu", *pairs],
@@ -235,6 +239,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1)
     parser.add_argument("--new", type=int, default=12)
     parser.add_argument("--together", action="store_true")
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--source", type=Path, help="an unpacked SGLang wheel, default: the cache's")
     parser.add_argument("extra", nargs="*", help="further arguments of sglang.launch_server, after --")
     given = parser.parse_args()
@@ -249,6 +254,7 @@ def main() -> None:
         target=given.target,
         budget=given.budget,
         cap=given.cap,
+        overlap=given.overlap,
         fault=given.fault,
         extra=tuple(given.extra),
     )

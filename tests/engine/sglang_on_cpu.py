@@ -189,9 +189,10 @@ def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, toget
     from sglang_ddtree.parity.jobs import tokens
 
     lines = json.loads(Path(answers).read_text())["results"][0]["ids"]
-    known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asks, lines, strict=True)}
+    known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asks, lines, strict=False)}
     session.worker.informant.known = known
-    return tokens(session, asks=asks, together=together)
+    found = tokens(session, asks=asks, together=together)
+    return {**found, "overlap": bool(session.scheduler.enable_overlap)}
 
 
 def among_ranks(ranks: int) -> None:
