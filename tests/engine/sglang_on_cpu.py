@@ -185,11 +185,12 @@ FAULTS = {
 
 
 def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, together: bool = False) -> dict[str, Any]:
-    """`tokens` with a drafter that knows the answers: those of the first job of an arm that ran before, by its file."""
+    """`tokens` with a drafter that knows the answers: those an arm that ran before wrote into the file `answers`."""
     from sglang_ddtree.parity.jobs import tokens
 
+    asked = json.loads(Path(answers.replace(".out.", ".spec.")).read_text())["jobs"][0]["asks"]
     lines = json.loads(Path(answers).read_text())["results"][0]["ids"]
-    known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asks, lines, strict=False)}
+    known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asked, lines, strict=True)}
     session.worker.informant.known = known
     found = tokens(session, asks=asks, together=together)
     return {**found, "overlap": bool(session.scheduler.enable_overlap)}

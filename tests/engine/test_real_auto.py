@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import real_engine
-import sglang_setup
 from real_engine import Arm
 from test_real_hybrid import ASKS, PLAIN
 
-from ddtree_ops.data import cache_dir
-
+pytestmark = pytest.mark.timeout(1800)  # all arms run in the first test
 WIDTHS = (2, 4, 9)  # beside the chain of the block's four depths
 
 
 @pytest.fixture(scope="module")
-def results(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if absent := sglang_setup.missing():
-        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+def results(real_site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("arms")
     told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
     arms = {
@@ -29,7 +25,7 @@ def results(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "auto": Arm("auto", (told,), widths=WIDTHS, requests=2),
         "broken": Arm("auto", (told,), widths=WIDTHS, requests=2, fault="rows_in_a_chain"),
     }
-    ran = real_engine.run(arms, real_engine.overlay(sglang_src, cache_dir()), folder)
+    ran = real_engine.run(arms, real_site, folder)
     return {name: jobs[0] for name, jobs in ran.items()}
 
 

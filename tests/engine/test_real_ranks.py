@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 import real_engine
-import sglang_setup
 from real_engine import Arm, asks
 from sglang_ddtree.parity.verdicts import apart
 
-from ddtree_ops.data import cache_dir
-
 ASKS = [{**ask, "params": {**ask["params"], "max_new_tokens": n}} for ask, n in zip(asks(3, 0), (5, 9, 7), strict=True)]
+pytestmark = pytest.mark.timeout(1800)  # all arms run in the first test
 PLAIN = {"job": "tokens", "asks": ASKS, "together": True}
 DRAWN = {"job": "tokens", "asks": asks(2, 5, temperature=1.0), "together": True}  # a seed of its own on each rank
 RANKS = 2
@@ -27,10 +25,8 @@ TREES = {"tree": "snapshots", "records": "records"}  # arms, by how they keep re
 
 
 @pytest.fixture(scope="module")
-def answers(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def answers(real_site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
     """By arm, what each rank answered."""
-    if absent := sglang_setup.missing():
-        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
     folder = tmp_path_factory.mktemp("ranks")
     told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
     shape: dict[str, Any] = {"target": "hybrid-80", "saved": True, "requests": 2}
@@ -38,7 +34,7 @@ def answers(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     for name, kept in TREES.items():
         jobs = (told, DRAWN) if name == "tree" else (told,)
         arms[name] = Arm("tree", jobs, budget=7, cap=4, tp=RANKS, states=kept, **shape)
-    real_engine.run(arms, real_engine.overlay(sglang_src, cache_dir()), folder)
+    real_engine.run(arms, real_site, folder)
     found = {name: [json.loads((folder / f"{name}.out.json").read_text())] for name in arms}
     for name in TREES:
         found[name].append(json.loads((folder / f"{name}.out.json.1").read_text()))

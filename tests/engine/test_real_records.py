@@ -11,11 +11,8 @@ from typing import Any
 
 import pytest
 import real_engine
-import sglang_setup
 from real_engine import Arm
 from test_real_hybrid import ASKS, PLAIN
-
-from ddtree_ops.data import cache_dir
 
 pytestmark = pytest.mark.timeout(1300)
 FAULTS = ("commit_of_the_root", "records_in_a_chain")
@@ -32,12 +29,10 @@ def arms(folder: Path) -> dict[str, Arm]:
 
 
 @pytest.fixture(scope="module")
-def results(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(real_site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By arm: what its job gave, and how it kept states by what it had allocated."""
-    if absent := sglang_setup.missing():
-        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
     folder = tmp_path_factory.mktemp("arms")
-    ran = real_engine.run(arms(folder), real_engine.overlay(sglang_src, cache_dir()), folder, limit=1200)
+    ran = real_engine.run(arms(folder), real_site, folder, limit=1200)
     kept = {name: json.loads((folder / f"{name}.out.json").read_text())["states"] for name in ran}
     return {name: {**jobs[0], "states": kept[name]} for name, jobs in ran.items()}
 
