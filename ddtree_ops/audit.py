@@ -47,7 +47,9 @@ class Audit:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             size = os.fstat(descriptor).st_size
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" + line if torn else line)
+            rest = memoryview(b"\n" + line if torn else line)
+            while rest:  # a disk that becomes full takes a part, and says so at the next write only
+                rest = rest[os.write(descriptor, rest) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

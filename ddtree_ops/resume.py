@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,7 +64,10 @@ def write(rollout: RolloutFile, path: Path, outcomes: Sequence[Outcome] = ()) ->
     now = rollout.model_copy(update={"done": tuple(sorted(done))})
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_text(now.model_dump_json(indent=2) + "\n", "utf-8")
+    with partial.open("w", encoding="utf-8") as out:
+        out.write(now.model_dump_json(indent=2) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
     partial.replace(path)
     return now
 

@@ -164,7 +164,8 @@ def remember(file: Path, name: str, keys: Sequence[paramiko.PKey], *, replace: b
     A line that also names other hosts loses only this name; hashed and wildcard lines that fit go as a whole or, for
     wildcards, stay: they speak of other hosts too.
     """
-    text = file.read_text() if file.exists() else ""
+    file = file.resolve()  # it may be a link to where a person keeps such files
+    text = file.read_text("utf-8", "surrogateescape") if file.exists() else ""  # a comment may be in any encoding
     if replace:
         text = "".join(without(line, name) for line in text.splitlines(keepends=True))
     if text and not text.endswith("\n"):
@@ -172,9 +173,15 @@ def remember(file: Path, name: str, keys: Sequence[paramiko.PKey], *, replace: b
     text += "".join(line_for(name, key) for key in keys)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     tmp = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    tmp.write_text(text)
-    tmp.chmod(0o600 if not file.exists() else file.stat().st_mode & 0o777)
-    tmp.replace(file)
+    try:
+        with tmp.open("w", encoding="utf-8", errors="surrogateescape") as out:
+            out.write(text)
+            out.flush()
+            os.fchmod(out.fileno(), 0o600 if not file.exists() else file.stat().st_mode & 0o777)
+            os.fsync(out.fileno())
+        tmp.replace(file)
+    finally:
+        tmp.unlink(missing_ok=True)
 
 
 def without(line: str, name: str) -> str:

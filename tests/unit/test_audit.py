@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,16 @@ def test_many_writers_and_a_torn_line_spoil_nothing(tmp_path: Path) -> None:
         list(pool.map(lambda n: log.outcome("deploy", "f", outcome(n)), range(40)))
     assert len(read(log.path, 100)) == 40
     assert len({entry["release"] for entry in read(log.path, 100)}) == 40
+
+
+def test_a_disk_that_takes_a_part_at_a_time_gets_the_whole_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data)[:7]))
+    log = audit(tmp_path)
+    log.outcome("deploy", "f", outcome(3))
+    assert [entry["release"] for entry in read(log.path, 10)] == [f"{3:064x}"]
 
 
 def test_history_local_reads_it_without_any_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,17 @@ def test_a_file_without_a_last_newline_is_not_glued_to(tmp_path: Path, keys: dic
     file.write_text(line_for("a", keys["host"]).strip())
     remember(file, "b", [keys["other"]], replace=False)
     assert [e.hosts for e in parse(file.read_text(), "f")] == ["a", "b"]
+
+
+def test_a_linked_file_stays_a_link_and_what_is_not_utf_8_stays_as_it_is(
+    tmp_path: Path, keys: dict[str, paramiko.PKey]
+) -> None:
+    real, link = tmp_path / "dotfiles", tmp_path / "known_hosts"
+    real.write_bytes(b"# caf\xe9\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    remember(link, "b", [keys["other"]], replace=False)
+    assert link.is_symlink()
+    assert real.read_bytes() == b"# caf\xe9\n" + line_for("b", keys["other"]).encode()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dotfiles", "known_hosts"]
