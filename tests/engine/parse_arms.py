@@ -1,7 +1,7 @@
 """Resolve command lines with SGLang's own ServerArgs as on a GPU host: `parse_arms.py SGLANG < JSON`, JSON out.
 
 In: {name: [argv, whether to list text-only Qwen3.5 among the architectures whose states are cached]}. Out: by name the
-settings that SGLang arrived at, or {"error": why}. A process of its own, because it pretends to have an H200.
+settings that SGLang arrived at, or {"error": why}. A process of its own, because it pretends to have two H200s.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pretend_an_h200() -> None:
 
     card = SimpleNamespace(total_memory=140 << 30, major=9, minor=0, multi_processor_count=132, name="NVIDIA H200")
     torch.cuda.is_available = lambda: True
-    torch.cuda.device_count = lambda: 1
+    torch.cuda.device_count = lambda: 2
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.get_device_name = lambda *_: card.name
     torch.cuda.get_device_properties = lambda *_: card  # type: ignore[assignment,return-value]

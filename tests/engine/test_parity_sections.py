@@ -48,6 +48,11 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     asked = {arm.name: (arm.argv(folder), arm.extra_buffer) for arm in sections.gather(ALL) if not arm.extra_buffer}
     asked |= {name: (argv, False) for name, argv in bench_arms().items()}
     asked |= {arm.name: (selftest.with_weights(arm).argv(folder), False) for arm in selftest.arms(FOLDER)}
+    shared = [
+        *sections.gather(["hybrid/selftest", "dense/selftest"]),
+        *map(selftest.with_weights, selftest.arms(FOLDER)),
+    ]
+    asked |= {f"{a.name} on two": (plan.spread(a, 2).argv(folder), False) for a in shared if a.kind != "auto"}
     # last, since the architecture stays listed
     asked |= {arm.name: (arm.argv(folder), True) for arm in sections.gather(ALL) if arm.extra_buffer}
     command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]

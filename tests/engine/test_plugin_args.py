@@ -233,3 +233,17 @@ def test_the_drafter_gets_a_chain_of_its_block(monkeypatch: pytest.MonkeyPatch) 
     assert (draft.speculative_num_draft_tokens, draft.speculative_eagle_topk) == (16, 1)
     assert draft.max_speculative_num_draft_tokens == 16
     assert (args.speculative_num_draft_tokens, args.speculative_eagle_topk) == (33, 8)
+
+
+def test_gpus_that_share_a_model_are_one_kind_or_named_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from sglang_ddtree import args
+
+    kinds = [(12, 0), (12, 0), (9, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(kinds))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", kinds.__getitem__)
+    assert args.compute_capability() == "12.0"
+    assert args.compute_capability(range(2)) == "12.0"
+    assert args.compute_capability((1, 2)) == "9.0+12.0"
+    assert args.compute_capability((5,)) == "none"

@@ -1,0 +1,78 @@
+"""Which servers with a model on two GPUs are admitted: command lines resolved by SGLang's own ServerArgs, with this
+plugin's rules and records, as on a host with two H200s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sglang_setup
+from sglang_ddtree import proofs
+from sglang_ddtree.parity import models, plan, sections
+
+ROOT = Path(__file__).parents[2]
+UNSAFE = "--speculative-ddtree-allow-hybrid-unsafe"
+TP1, TP2 = (
+    {**proofs.shipped()[0][1], "tp": tp, "engine": proofs.engine_digest(tp=tp), "max_budget": 16} for tp in (1, 2)
+)
+
+
+def served(target: str, tp: int, kind: str = "tree", budget: int = 16) -> list[str]:
+    """A server's arguments that leave admission to the records."""
+    arms = {arm.kind: arm for arm in sections.gather([f"{target}/selftest"])}
+    folder = Path("models")  # replaced by the fixture
+    arm = dataclasses.replace(plan.spread(arms[kind], tp), budget=budget)
+    return [word for word in arm.argv(folder) if word != UNSAFE]
+
+
+# name: (arguments, the records of the host, what the refusal says, or nothing)
+CASES: dict[str, tuple[list[str], list[dict[str, Any]], tuple[str, ...]]] = {
+    "a record of one GPU": (served("hybrid", 2), [TP1], ("about a model on 1 GPU, not on 2", "--tp 2")),
+    "no record": (served("hybrid", 2), [], ("proven.json#0 is about a model on 1 GPU, not on 2", "with 2 GPUs")),
+    "a record of two": (served("hybrid", 2), [TP2], ()),
+    "a record of two of narrower trees": (served("hybrid", 2, budget=32), [TP2], ("covers budgets up to 16",)),
+    "the flag": ([*served("hybrid", 2), UNSAFE], [], ()),
+    "dense, no record": (served("dense", 2), [], ("is to run on 2 GPUs", "--tensor-parallel-size 1", "--tp 2")),
+    "dense, a record of two": (served("dense", 2), [TP2], ()),
+    "dense, the flag": ([*served("dense", 2), UNSAFE], [], ()),
+    "dense, one GPU": (served("dense", 1), [], ()),
+    "linear": (served("hybrid", 2, "linear"), [], ()),
+}
+
+
+@pytest.fixture(scope="module")
+def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    if absent := sglang_setup.missing():
+        pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
+    root = tmp_path_factory.mktemp("admission")
+    models.write(root / "models", ("hybrid", "dense", "drafter"))
+    asked = {}
+    for number, (name, (argv, records, _says)) in enumerate(CASES.items()):
+        folder = root / f"proofs-{number}"
+        folder.mkdir()
+        for place, record in enumerate(records):
+            (folder / f"{place}.json").write_text(json.dumps(record))
+        mode = ["--speculative-ddtree-proofs-dir", str(folder)]
+        asked[name] = ([word.replace("models/", f"{root}/models/") for word in argv] + mode, False)
+    command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
+    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
+                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_is_admitted_on_two_gpus(settled: dict[str, Any], name: str) -> None:
+    _argv, _records, says = CASES[name]
+    error = settled[name].get("error", "")
+    assert bool(error) == bool(says), error
+    for part in says:
+        assert part in error
