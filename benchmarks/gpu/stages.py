@@ -90,7 +90,7 @@ def stages(at: Setting) -> list[Stage]:
             "speed of the pair in all modes over HTTP",
             (at.python, "-m", "benchmarks.engine.bench", "launch", "benchmarks/engine/h200.toml",
              "--out", at.folder("benchmark/result.json"), "--limit-s", "{limit}", *BENCH),
-            limit_s=540, estimate_s=400, least_s=280, cores=at.cores, alone=True,
+            limit_s=540, estimate_s=420, least_s=280, cores=at.cores, alone=True,
         ),
         suite(at, "parity-rest", "the dense target; all cells without overlap and graphs", PARITY_REST, 400, 6),
         Stage(

@@ -67,12 +67,17 @@ def verdict(row: dict[str, Any], good: str) -> str:
     return ("not run to its end: " if row.get("late") else "**wrong**: ") + "; ".join(row["wrong"])[:160]
 
 
+def kept(row: dict[str, Any]) -> str | None:
+    """How the arm kept recurrent states, None where it verifies no tree."""
+    return row.get("states") if row["kind"] in ("tree", "auto") else None
+
+
 def parity(report: Report) -> str:
     """Each arm against plain decoding."""
     return table(
         ["arm", "states", "dtype", "verdict", "accept length", "informed", "off spine"],
         (
-            (row["arm"], row.get("states") if row["kind"] == "tree" else None, row["dtype"], verdict(row, "equal"),
+            (row["arm"], kept(row), row["dtype"], verdict(row, "equal"),
              row.get("accept_length"), ", ".join(map(str, row.get("informed", {}).get("accept_length", []))),
              row.get("off_spine"))
             for row in rows_of(report, PARITY) if "dtype" in row

@@ -349,7 +349,7 @@ def costs_of_eight(target: str) -> list[Arm]:
 
 
 def recording(arm: Arm) -> Arm:
-    """The same arm with states kept as records, which take next to no memory; only a tree has any."""
+    """The same arm with states kept as records, which take next to no memory; only a tree of one width has any."""
     if arm.kind != "tree":
         return arm
     memory = (1, 2) if arm.memory == (2, 2) else arm.memory
