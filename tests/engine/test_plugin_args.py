@@ -199,6 +199,21 @@ def test_resolved_settings_say_how_states_are_kept(
     assert (states.recording(given) is not None) == (mode == "tree")
 
 
+def test_what_records_hang_on_is_read_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from sglang.srt.configs import hybrid_arch
+    from sglang_ddtree import args
+
+    text = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=64, hidden_act="silu")
+    monkeypatch.setattr(hybrid_arch, "hybrid_gdn_config", lambda _model: text)
+    found = args.recurrent_layers(SimpleNamespace(dtype=torch.float16))
+    assert found == {"heads": (128, 64), "activation": "silu", "dtypes": ("float16", "bfloat16")}
+    monkeypatch.setenv("SGLANG_MAMBA_CONV_DTYPE", "float16")
+    assert args.recurrent_layers(SimpleNamespace(dtype=torch.float16))["dtypes"] == ("float16", "float16")
+    monkeypatch.setattr(hybrid_arch, "hybrid_gdn_config", lambda _model: SimpleNamespace())  # other words for the sizes
+    assert args.recurrent_layers(SimpleNamespace(dtype=torch.float16))["heads"] == (0, 0)
+
+
 def test_linear_resolves_to_the_block(resolve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_ddtree import config
 

@@ -155,6 +155,7 @@ def test_records_are_served_where_the_kernels_are_written_for() -> None:
         ({"heads": (8, 16)}, 16, "8 and 16"),
         ({"heads": None}, 16, "0 and 0"),
         ({"activation": "gelu"}, 16, "'gelu'"),
+        ({"dtypes": ("float16", "bfloat16")}, 16, "SGLANG_MAMBA_CONV_DTYPE=float16"),
         ({"hybrid": ""}, 16, "Qwen3_5ForCausalLM has none"),
     ],
 )

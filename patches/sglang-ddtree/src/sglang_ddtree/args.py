@@ -233,10 +233,16 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoCo
 def recurrent_layers(model: Any) -> dict[str, Any]:
     """What the rules ask of Gated DeltaNet layers, from the model's configuration."""
     from sglang.srt.configs.hybrid_arch import hybrid_gdn_config
+    from sglang.srt.configs.mamba_utils import mamba2_state_dtype
 
     text = hybrid_gdn_config(model)
     sizes = (getattr(text, "linear_key_head_dim", 0), getattr(text, "linear_value_head_dim", 0))
-    return {"heads": sizes, "activation": str(getattr(text, "hidden_act", ""))}
+    dtypes = (str(model.dtype), str(mamba2_state_dtype(text).conv))
+    return {
+        "heads": sizes,
+        "activation": str(getattr(text, "hidden_act", "")),
+        "dtypes": tuple(dtype.removeprefix("torch.") for dtype in dtypes),
+    }
 
 
 def find_proof(config: DDTreeConfig, wanted: proofs.Combination) -> tuple[str | None, list[str]]:

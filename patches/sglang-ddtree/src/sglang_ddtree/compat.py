@@ -66,6 +66,7 @@ TARGETS: tuple[Target, ...] = (
         "hook",
     ),
     _t("mem_cache.memory_pool.HybridReqToTokenPool.mamba2_layer_cache", "self layer_id", "call"),
+    _t("configs.mamba_utils.mamba2_state_dtype", "config", "call"),
     _t("utils.common.get_cuda_graph_max_batch_size", "server_args max_batch_size", "call"),
     # Not called: its attributes are what a verify over records reads of a layer.
     _t(

@@ -35,6 +35,7 @@ class Facts:
     tp: int = 1
     heads: tuple[int, int] | None = None  # key and value head size of Gated DeltaNet layers
     activation: str = ""  # behind their convolution
+    dtypes: tuple[str, str] = ("", "")  # of the activations and of the convolution's windows
 
 
 Rule = Callable[[Any, DDTreeConfig, Facts], "str | None"]
@@ -169,6 +170,12 @@ def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
         return f"records need head sizes that are powers of two from 16 and these are {key} and {value}; {instead}"
     if facts.activation not in ("silu", "swish"):
         return f"the convolution over records knows SiLU only and this one has {facts.activation!r}; {instead}"
+    computed, kept = facts.dtypes
+    if computed != kept:
+        return (
+            f"records hold the convolution's inputs, which are {computed}, in the type of its windows, which is "
+            f"{kept}; set SGLANG_MAMBA_CONV_DTYPE={computed} or {instead}"
+        )
     return None
 
 
