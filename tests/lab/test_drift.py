@@ -107,6 +107,6 @@ def test_what_was_found_is_said_to_a_person(cli: Cli, host: Machine) -> None:
     host.inside("sed", "-i", "s/^Restart=.*/Restart=no/", f"/etc/systemd/system/{UNIT}")
     said = cli("status", "lab1", "--drift", expect=8).stdout
     assert "Restart=on-failure became Restart=no" in said
-    assert "ddtree-ops deploy lab1:main" in said
+    assert "ddtree-ops rollback lab1:main --to " in said
     cli("deploy", "lab1")
     assert "no drift: everything is as it was deployed" in cli("status", "lab1", "--drift").stdout
