@@ -86,6 +86,9 @@ def test_what_is_spread_over_gpus_and_what_it_is_compared_with() -> None:
         assert arm.seed is None
         assert argv[len(argv) - argv[::-1].index("--load-format")] == ("auto" if drawn else "dummy")
         assert plan.spread(arms[name], 1) == arms[name]
+        spec = arm.spec(Path("/m"), Path("/lock"))
+        assert spec["tp"] == arm.tp
+        assert ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK" in spec["environ"]) == (arm.tp > 1)
 
 
 def test_models_for_several_ranks_have_weights_and_tokens_for_each(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ class Arm:
         environ = dict(self.environ)
         if self.dtype == "float32":
             environ.update(float32.ENVIRONMENT)
+        if self.tp > 1:  # arms side by side, some on the first GPU alone, are no reason to stop
+            environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
         return {
             "argv": self.argv(models),
             "seed": self.seed,
