@@ -163,10 +163,15 @@ def command(
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         epilog = "\n\n".join(["Examples:", *(f"  {example}" for example in examples)])
-        app.command(name, epilog=epilog)(run)
+        app.command(name, help=_paragraphs(inspect.getdoc(func) or ""), epilog=epilog)(run)
         return func
 
     return decorate
+
+
+def _paragraphs(text: str) -> str:
+    """The lines of each paragraph as one: the terminal's width wraps them, not the source's."""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
 
 
 def _parameters(func: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -98,6 +98,14 @@ def test_a_bug_is_one_line_and_debug_shows_the_traceback() -> None:
     assert debug.exit_code == ExitCode.BUG
 
 
+def test_a_paragraph_of_help_is_wrapped_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = RUNNER.invoke(frame.app, ["sweep", "--help"]).stdout
+    assert (
+        "A tree is recommended if its answers are linear's and it is surely faster at every number of streams" in shown
+    )
+
+
 def test_brackets_in_an_error_are_not_markup() -> None:
     result = RUNNER.invoke(raising(DdtreeError("[red]x[/red] [/]")), ["x"])
     assert "[red]x[/red] [/]" in result.stderr
