@@ -28,6 +28,7 @@ PLUGIN = REPOSITORY / "patches/sglang-ddtree/src"
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY), str(PLUGIN)]
 
+import sglang_source  # noqa: E402
 from sglang_ddtree.parity import checkpoint, float32, models, plan  # noqa: E402
 from sglang_ddtree.parity.jobs_data import prompts  # noqa: E402
 
@@ -240,13 +241,11 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=12)
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--overlap", action="store_true")
-    parser.add_argument("--source", type=Path, help="an unpacked SGLang wheel, default: the cache's")
     parser.add_argument("extra", nargs="*", help="further arguments of sglang.launch_server, after --")
     given = parser.parse_args()
-    from ddtree_ops.bundle.wheel import SGLANG_VERSION
     from ddtree_ops.data import cache_dir
 
-    site = overlay(given.source or cache_dir() / "src" / f"sglang-{SGLANG_VERSION}", cache_dir())
+    site = overlay(sglang_source.pinned(), cache_dir())
     job = {"job": given.job, "asks": asks(given.count, given.new), "together": given.together}
     arm = Arm(
         given.kind,
