@@ -13,6 +13,7 @@ import pytest
 from ddtree_ops.lab.machine import Machine
 
 UNIT = "sglang-ddtree-main.service"
+ON_DISK = f"/etc/systemd/system/{UNIT}"
 INSTANCE = "/opt/ddtree/instances/main"
 SITE = "/opt/sglang/venv/lib/python3.11/site-packages"
 EDITED = f"{SITE}/sglang/srt/utils/hf_transformers_utils.py"
@@ -55,7 +56,13 @@ KINDS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "removed": ([f"rm /etc/systemd/system/{UNIT} && systemctl daemon-reload"], ["unit"]),
     "stopped": ([f"systemctl stop {UNIT}"], ["process"]),
-    "older than its release": ([f"touch -h {INSTANCE}/current"], ["process"]),
+    "of another release": (
+        [
+            f"cp {ON_DISK} /tmp/unit && sed -i 's/--weight-version [0-9a-f]*/--weight-version feed/' {ON_DISK}",
+            f"systemctl daemon-reload && systemctl restart {UNIT} && cp /tmp/unit {ON_DISK} && systemctl daemon-reload",
+        ],
+        ["process"],
+    ),
 }
 
 
