@@ -1,7 +1,8 @@
 """Resolve command lines with SGLang's own ServerArgs as on a GPU host: `parse_arms.py SGLANG < JSON`, JSON out.
 
-In: {name: [argv, whether to list text-only Qwen3.5 among the architectures whose states are cached]}. Out: by name the
-settings that SGLang arrived at, or {"error": why}. A process of its own, because it pretends to have two H200s.
+In: {name: [argv, whether to list text-only Qwen3.5 among the architectures whose states are cached, and perhaps the
+arm's environment]}. Out: by name the settings that SGLang arrived at, or {"error": why}. A process of its own,
+because it pretends to have two H200s.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,14 +32,14 @@ def pretend_an_h200() -> None:
     server_args.is_cuda = lambda: True
 
 
-def settle(argv: list[str], cached_states: bool) -> dict[str, Any]:
+def settle(argv: list[str], cached_states: bool, environ: Mapping[str, str]) -> dict[str, Any]:
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.server_args import prepare_server_args
-    from sglang_ddtree import config, states
+    from sglang_ddtree import config
     from sglang_ddtree.parity.arm import cache_states_of_text_models
 
-    for name in (config.ENV, states.ENV):
-        os.environ.pop(name, None)
+    os.environ.clear()  # a server leaves its settings there for the processes it starts
+    os.environ.update(environ)
     if cached_states:
         cache_states_of_text_models()
     try:
@@ -54,7 +56,10 @@ def main() -> None:
 
     sglang_setup.load(Path(sys.argv[1]))
     pretend_an_h200()
-    print(json.dumps({name: settle(argv, cached) for name, (argv, cached) in json.load(sys.stdin).items()}))
+    ours, found = dict(os.environ), {}
+    for name, (argv, cached, *environ) in json.load(sys.stdin).items():
+        found[name] = settle(argv, cached, ours | dict(*environ))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

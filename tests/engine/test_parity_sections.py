@@ -45,16 +45,21 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         pytest.skip(f"tests/engine/requirements.txt is not installed: no {', '.join(absent)}")
     folder = tmp_path_factory.mktemp("models")
     models.write(folder)
-    asked = {arm.name: (arm.argv(folder), arm.extra_buffer) for arm in sections.gather(ALL) if not arm.extra_buffer}
+
+    def line(arm: plan.Arm) -> tuple[list[str], bool, dict[str, str]]:
+        spec = arm.spec(folder, folder / "lock")
+        return spec["argv"], spec["extra_buffer"], spec["environ"]
+
+    asked: dict[str, Any] = {arm.name: line(arm) for arm in sections.gather(ALL) if not arm.extra_buffer}
     asked |= {name: (argv, False) for name, argv in bench_arms().items()}
-    asked |= {arm.name: (selftest.with_weights(arm).argv(folder), False) for arm in selftest.arms(FOLDER)}
+    asked |= {arm.name: line(selftest.with_weights(arm)) for arm in selftest.arms(FOLDER)}
     shared = [
         *sections.gather(["hybrid/selftest", "dense/selftest"]),
         *map(selftest.with_weights, selftest.arms(FOLDER)),
     ]
-    asked |= {f"{a.name} on two": (plan.spread(a, 2).argv(folder), False) for a in shared if a.kind != "auto"}
+    asked |= {f"{a.name} on two": line(plan.spread(a, 2)) for a in shared if a.kind != "auto"}
     # last, since the architecture stays listed
-    asked |= {arm.name: (arm.argv(folder), True) for arm in sections.gather(ALL) if arm.extra_buffer}
+    asked |= {arm.name: line(arm) for arm in sections.gather(ALL) if arm.extra_buffer}
     command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
     ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
                          env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
