@@ -9,11 +9,13 @@ memory's nominal speed: nothing that reads them once can be faster. Needs neithe
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sglang_ddtree.parity import models
+
+from ddtree_ops.shapes import Recurrence, parse_model
 
 H200_BYTES_PER_US = 4.8e6  # NVIDIA's data sheet: 4.8 TB/s
 COSTS = Path(__file__).parents[1] / "results" / "engine-cost-h200.json"
@@ -41,25 +43,26 @@ class Shape:
         return int(self.target["layer_types"].count("linear_attention"))
 
     @property
+    def recurrent_layer(self) -> Recurrence:
+        """One Gated DeltaNet layer, by the sizes the memory planner uses."""
+        recurrence = parse_model(json.dumps(self.target), "the target").recurrence
+        assert recurrence is not None
+        return replace(recurrence, layers=1)
+
+    @property
     def channels(self) -> int:
         """C, of the convolution: queries, keys and values of the recurrence."""
-        t = self.target
-        keys = 2 * t["linear_num_key_heads"] * t["linear_key_head_dim"]
-        return int(keys + t["linear_num_value_heads"] * t["linear_value_head_dim"])
+        return self.recurrent_layer.conv_channels()
 
     @property
     def state_bytes(self) -> int:
         """One layer's recurrent state of one request, float32."""
-        t = self.target
-        return int(FP32 * t["linear_num_value_heads"] * t["linear_value_head_dim"] * t["linear_key_head_dim"])
+        return self.recurrent_layer.state_bytes(FP32)
 
     @property
     def record_bytes(self) -> int:
-        """What a row leaves in a layer without snapshots: delta, key and decay in float32, the convolution's input."""
-        t = self.target
-        values = t["linear_num_value_heads"] * t["linear_value_head_dim"]
-        keys = t["linear_num_key_heads"] * t["linear_key_head_dim"]
-        return int(FP32 * (values + keys + t["linear_num_value_heads"]) + BF16 * self.channels)
+        """What a row leaves in a layer without snapshots."""
+        return self.recurrent_layer.record_bytes(BF16)
 
     @property
     def head_bytes(self) -> int:
