@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 
 import pytest
@@ -24,6 +25,22 @@ for _name in list(os.environ):  # before anything is imported: libraries look at
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def environment_left_as_found() -> Iterator[None]:
+    """A variable that a test leaves behind decides what the next test's commands do, by the order of the run."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    changed.discard("PYTEST_CURRENT_TEST")
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"the test left changed in the environment: {', '.join(sorted(changed))}"
 
 
 def pytest_configure() -> None:

@@ -6,8 +6,9 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import sglang_source
@@ -33,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def sglang_src() -> Path:
     """A folder that holds the package ``sglang`` in the pinned version, for sys.path or to read files."""
     return sglang_source.pinned()
+
+
+@pytest.fixture
+def server_environ() -> Iterator[None]:
+    """For tests of what a server does: it leaves its settings in the environment for the processes it starts."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,8 @@ AUTO = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", "auto"
 
 
 @pytest.fixture
-def sglang(sglang_src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def sglang(sglang_src: Path, server_environ: None) -> None:
     sglang_setup.load(sglang_src)
-    monkeypatch.delenv(config.ENV, raising=False)
 
 
 @pytest.mark.usefixtures("sglang")

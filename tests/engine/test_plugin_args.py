@@ -17,10 +17,8 @@ TREE = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", "tree"
 
 
 @pytest.fixture(autouse=True)
-def _sglang(sglang_src: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _sglang(sglang_src: Path, server_environ: None) -> None:
     sglang_setup.load(sglang_src)
-    for name in ("SGLANG_DDTREE_CONFIG", "SGLANG_DDTREE_STATES"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def parse(*argv: str) -> Any:
