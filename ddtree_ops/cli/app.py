@@ -63,11 +63,12 @@ class Frame(TyperGroup):
         **extra: Any,
     ) -> Any:
         args = list(sys.argv[1:] if args is None else args)
+        options: dict[str, Any] = {}  # those that all commands share, once they are parsed
         with patient_streams() as (out, _), whole_words(os.environ):
-            code = self._run(args, prog_name, complete_var, windows_expand_args, extra, out)
+            code = self._run(args, prog_name, complete_var, windows_expand_args, {**extra, "obj": options}, out)
         lost = out.failure
         if lost is not None and not isinstance(lost, BrokenPipeError):  # a reader that has seen enough is no failure
-            Output().error(_lost(lost))
+            Output(inventory=options.get("inventory")).error(_lost(lost))
             code = code or ExitCode.BUG
         sys.exit(code)
 
@@ -90,6 +91,7 @@ class Frame(TyperGroup):
                 args, prog_name, complete_var, standalone_mode=False, windows_expand_args=expand, **extra
             )
         except DdtreeError as error:
+            output.inventory = extra["obj"].get("inventory")
             output.error(error)
             code = error.exit_code
             if debug:
@@ -107,6 +109,7 @@ class Frame(TyperGroup):
         if code == ExitCode.INTERRUPTED:
             output.notice("interrupted")
             if output.json and not out.wrote:  # a result, or lines of one, say it themselves
+                output.inventory = extra["obj"].get("inventory")
                 output.error(EndedError("interrupted", next="ddtree-ops status"))
         return code if isinstance(code, int) else ExitCode.DONE
 
@@ -178,7 +181,7 @@ def _root(
     TARGET is HOST, HOST:INSTANCE, a group, or all.
     """
     del version
-    context.obj = {"inventory": inventory, "json": json, "debug": debug}
+    context.obj.update(inventory=inventory, json=json, debug=debug)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

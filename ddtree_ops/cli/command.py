@@ -189,8 +189,10 @@ def _plain_flag(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _session(context: typer.Context, shared: dict[str, Any]) -> Session:
-    """The shared options may stand before or after the command's name; after wins."""
-    above: dict[str, Any] = context.find_root().obj or {}
+    """The shared options may stand before or after the command's name; after wins. The frame learns what held."""
+    above: dict[str, Any] = context.find_root().obj
     merged = {key: shared[key] or above.get(key) for key in shared}
-    json = bool(merged["json"])
-    return Session(inventory=merged["inventory"], json=json, debug=bool(merged["debug"]), out=Output(json=json))
+    above.update(merged)
+    json, inventory = bool(merged["json"]), merged["inventory"]
+    out = Output(json=json, inventory=inventory)
+    return Session(inventory=inventory, json=json, debug=bool(merged["debug"]), out=out)

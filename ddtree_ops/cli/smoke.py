@@ -65,7 +65,7 @@ def register(app: typer.Typer) -> None:
         skips = checked_skips(skip_gate or (), overrides.unsafe_reason)
         how = operate.How(restart=True, lock_wait_s=wait, skips=skips)
         with showing(session.out) as report:
-            seen = run.smoke(wanted, how, report, CLOCK)
+            seen = ui.hinted(run.smoke(wanted, how, report, CLOCK), session.out.hint)
         if junit:
             junit.write_bytes(ui.junit(seen))
         if markdown:

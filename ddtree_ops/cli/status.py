@@ -38,7 +38,7 @@ def show_drift(session: Session, hosts: Hosts) -> ExitCode:
         return code
     for each in found:
         session.out.line(Text(f"{each.target}  ", "cyan").append(f"{each.kind}: {each}", "default"))
-        session.out.line(f"    {each.repair}", style="dim")
+        session.out.line(session.out.hint(f"    {each.repair}"), style="dim")
     for error in errors:
         session.out.error(error)
     if code is ExitCode.DONE:

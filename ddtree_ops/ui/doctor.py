@@ -30,7 +30,7 @@ def show_visit(out: Output, seen: Visit, *, memory: bool) -> None:
         line.append(f"{finding.target}: {finding.check.title}: {finding.seen}", style="default")
         out.line(line)
         out.line(f"         {finding.check.why}", style="dim")
-        out.line(f"         {finding.repair}", style="cyan")
+        out.line(out.hint(f"         {finding.repair}"), style="cyan")
     if not seen.findings:
         out.line("  nothing is wrong", style="green")
     if memory:

@@ -43,7 +43,7 @@ def show_sweep(output: Output, swept: Swept) -> None:
     name = swept.recommended.name if swept.recommended else "nothing"
     output.line(f"recommended: {name} ({swept.why})")
     if swept.recommended is not None and not swept.saved:
-        output.line(f"    next: ddtree-ops deploy {swept.target} {flags(swept)}")
+        output.line(output.hint(f"    next: ddtree-ops deploy {swept.target} {flags(swept)}"))
 
 
 def flags(swept: Swept) -> str:

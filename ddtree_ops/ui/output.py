@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -20,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddtree_ops.errors import DdtreeError
+from ddtree_ops.ui.hint import repeat_in_data, repeat_inventory
 from ddtree_ops.ui.problem import error_data, error_lines
 from ddtree_ops.ui.streams import only_ascii
 
@@ -37,9 +39,13 @@ def _console(stderr: bool) -> Console:
 
 @dataclass
 class Output:
-    """Where a command writes. ``json`` decides between people and programs."""
+    """Where a command writes. ``json`` decides between people and programs.
+
+    inventory: the file that an option named, which commands to run next must name as well.
+    """
 
     json: bool = False
+    inventory: Path | None = None
     out: Console = field(default_factory=lambda: _console(False))
     err: Console = field(default_factory=lambda: _console(True))
 
@@ -48,13 +54,19 @@ class Output:
         """Whether progress may redraw: a terminal, and nobody reads JSON."""
         return self.err.is_terminal and not self.json
 
+    def hint(self, text: str) -> str:
+        """A text that may hold commands to run next, as it is to be shown."""
+        return repeat_inventory(text, self.inventory)
+
     def data(self, value: Any) -> None:
         """The result, under ``--json``: models, dataclasses of plain values, lists and dictionaries."""
-        self.out.file.write(json.dumps(plain(value), indent=2, ensure_ascii=only_ascii()) + "\n")
+        value = repeat_in_data(plain(value), self.inventory)
+        self.out.file.write(json.dumps(value, indent=2, ensure_ascii=only_ascii()) + "\n")
 
     def json_line(self, value: Any) -> None:
         """One JSON object on one line, for output that goes on (logs, watching)."""
-        self.out.file.write(json.dumps(plain(value), ensure_ascii=only_ascii()) + "\n")
+        value = repeat_in_data(plain(value), self.inventory)
+        self.out.file.write(json.dumps(value, ensure_ascii=only_ascii()) + "\n")
         self.out.file.flush()
 
     def line(self, text: str | Text = "", style: str = "") -> None:
@@ -93,7 +105,7 @@ class Output:
     def notice(self, text: str) -> None:
         """Something a person should know though nothing is wrong."""
         if not self.json:
-            self.err.print(Text.assemble(("note: ", "yellow"), text), soft_wrap=True)
+            self.err.print(Text.assemble(("note: ", "yellow"), self.hint(text)), soft_wrap=True)
 
     def error(self, error: DdtreeError) -> None:
         """The error: one JSON document, or found / why / next."""
@@ -102,6 +114,7 @@ class Output:
             return
         for label, text in error_lines(error):
             style = "bold red" if label == "error" else "bold"
+            text = self.hint(text) if label in ("why", "next") else text
             self.err.print(Text.assemble((f"{label}: ", style), text), soft_wrap=True)  # commands stay whole
 
 

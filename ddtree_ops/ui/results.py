@@ -27,16 +27,16 @@ def show_outcomes(output: Output, outcomes: Sequence[Outcome], last: str = "") -
         line = Text(f"{outcome.target}  ", "cyan").append(outcome.line, STYLES.get(outcome.status, "red"))
         output.line(line)
         for note in outcome.notes:
-            output.line(f"    note: {note}")
+            output.line(output.hint(f"    note: {note}"))
         if outcome.error is not None:
             problems = outcome.error.data.get("problems", [])
             for problem in problems[1:]:
                 output.line(f"    also: {problem}")
             for label, text in (("why", outcome.error.why), ("next", outcome.error.next)):
                 if text:
-                    output.line(f"    {label}: {text}")
+                    output.line(output.hint(f"    {label}: {text}"))
     if last:
-        output.line(last)
+        output.line(output.hint(last))
 
 
 def show_plan(output: Output, plan: Plan) -> None:
@@ -47,7 +47,7 @@ def show_plan(output: Output, plan: Plan) -> None:
     for reason in plan.why:
         output.line(f"    why: {reason}")
     for note in plan.notes:
-        output.line(f"    note: {note}")
+        output.line(output.hint(f"    note: {note}"))
     for change in plan.settings_diff if plan.before else ():
         output.line(f"    {change.setting}: {change.before or '-'} -> {change.after or '-'}")
     for travel in plan.travels:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -10,6 +12,12 @@ from ddtree_ops.smoke import Case, Smoke, Verdict, groups
 from ddtree_ops.text import unusable
 
 SIGNS = {Verdict.PASSED: "passed", Verdict.FAILED: "**failed**", Verdict.SKIPPED: "skipped"}
+
+
+def hinted(seen: Smoke, hint: Callable[[str], str]) -> Smoke:
+    """The report with the commands in it as they are to be run from here."""
+    cases = (replace(case, details=tuple(map(hint, case.details))) for case in seen.cases)
+    return replace(seen, cases=tuple(cases))
 
 
 def junit(seen: Smoke) -> bytes:

@@ -25,7 +25,7 @@ def show_status(output: Output, found: Sequence[InstanceStatus]) -> None:
     output.table(COLUMNS, [_row(status) for status in found])
     for status in found:
         for line in remarks(status):
-            output.line(Text(f"{status.target}  ", "cyan").append(line, "default"))
+            output.line(Text(f"{status.target}  ", "cyan").append(output.hint(line), "default"))
 
 
 def _row(status: InstanceStatus) -> list[str | Text]:

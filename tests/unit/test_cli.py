@@ -10,9 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from ddtree_ops.cli import app as frame
-from ddtree_ops.cli.command import Session, command
+from ddtree_ops.cli.command import OneTarget, Session, command
 from ddtree_ops.errors import DdtreeError, ExitCode, LockedError, RolledBackError, UnreachableError
 from ddtree_ops.interrupt import Interrupted
+from ddtree_ops.ui.hint import COMMANDS, repeat_in_data, repeat_inventory
 
 RUNNER = CliRunner()
 ROOT = Path(__file__).parents[2]
@@ -261,6 +262,92 @@ def test_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DDTREE_INVENTORY", "other.toml")
     assert "other:a" in RUNNER.invoke(frame.app, ["targets"]).stdout
     assert "single:a" in RUNNER.invoke(frame.app, ["targets", "-i", "inventory.toml"]).stdout
+
+
+# -- commands to run next act on the same inventory
+
+
+def telling(app: typer.Typer) -> None:
+    """Add a command ``x`` that tells of commands in every way there is, and then fails."""
+
+    @command(app, "x", examples=["ddtree-ops x"])
+    def x(session: Session, target: OneTarget) -> None:
+        """Tell."""
+        session.out.notice(f"carry it out: ddtree-ops deploy {target}")
+        raise LockedError(f"locked by ddtree-ops deploy {target}", target, next=f"ddtree-ops unlock {target} --force")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ((), ""),
+        (("x", "h1", "-i", "inventory/ct200.toml"), " -i inventory/ct200.toml"),
+        (("--inventory", "my fleet's.toml", "x", "h1"), " -i 'my fleet'\"'\"'s.toml'"),
+        (("-i", "above.toml", "x", "h1", "--inventory=below.toml"), " -i below.toml"),
+    ],
+)
+def test_a_command_to_run_next_repeats_the_inventory_that_an_option_named(words: tuple[str, ...], option: str) -> None:
+    app = frame.build_app()
+    telling(app)
+    result = RUNNER.invoke(app, list(words or ("x", "h1")))
+    assert result.stderr == (
+        f"note: carry it out: ddtree-ops deploy{option} h1\n"
+        "error: h1: locked by ddtree-ops deploy h1\n"
+        f"next: ddtree-ops unlock{option} h1 --force\n"
+    )
+    found = json.loads(RUNNER.invoke(app, [*(words or ("x", "h1")), "--json"]).stdout)["error"]
+    assert found["next"] == f"ddtree-ops unlock{option} h1 --force"
+
+
+def test_an_inventory_that_the_environment_names_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DDTREE_INVENTORY", "inventory/ct200.toml")
+    result = RUNNER.invoke(frame.app, ["targets", "ct200:nothing"])
+    assert result.stderr.endswith("next: ddtree-ops targets ct200\n")
+    named = RUNNER.invoke(frame.app, ["targets", "ct200:nothing", "-i", "inventory/ct200.toml"])
+    assert named.stderr.endswith("next: ddtree-ops targets -i inventory/ct200.toml ct200\n")
+
+
+def test_an_interrupted_command_repeats_it_too() -> None:
+    result = RUNNER.invoke(raising(KeyboardInterrupt()), ["x", "--json", "-i", "f.toml"])
+    assert json.loads(result.stdout)["error"]["next"] == "ddtree-ops status -i f.toml"
+
+
+def test_every_command_that_reads_an_inventory_is_known() -> None:
+    assert set(COMMANDS) == set(frame.COMMANDS) - {"bundle", "lab"}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("if it is there: ddtree-ops doctor h1", "if it is there: ddtree-ops doctor -i f h1"),
+        ("mv a b && ddtree-ops deploy h1:a", "mv a b && ddtree-ops deploy -i f h1:a"),
+        ("stopped: x; go on: ddtree-ops deploy --resume", "stopped: x; go on: ddtree-ops deploy -i f --resume"),
+        ("ddtree-ops status", "ddtree-ops status -i f"),
+        ("ddtree-ops deploy -i f h1", "ddtree-ops deploy -i f h1"),
+        ("ddtree-ops status --help", "ddtree-ops status --help"),
+        ("ddtree-ops lab up", "ddtree-ops lab up"),
+        ("ddtree-ops bundle", "ddtree-ops bundle"),
+        ("another version of ddtree-ops deployed it", "another version of ddtree-ops deployed it"),
+        ("unit sglang-ddtree-ops status", "unit sglang-ddtree-ops status"),
+    ],
+)
+def test_only_commands_that_read_an_inventory_and_name_none_repeat_it(text: str, shown: str) -> None:
+    assert repeat_inventory(text, Path("f")) == shown
+    assert repeat_inventory(text, None) == text
+
+
+def test_of_data_only_the_fields_that_hold_commands_repeat_it() -> None:
+    said = "ddtree-ops deploy h1"
+    data = {"unit": said, "next": said, "errors": [{"next": said, "found": said}], "notes": [said], "repair": None}
+    shown = "ddtree-ops deploy -i f h1"
+    assert repeat_in_data(data, Path("f")) == {
+        "unit": said,
+        "next": shown,
+        "errors": [{"next": shown, "found": said}],
+        "notes": [shown],
+        "repair": None,
+    }
+    assert repeat_in_data(data, None) == data
 
 
 @pytest.mark.parametrize(
