@@ -93,10 +93,11 @@ class Cli:
 
     def _environment(self) -> dict[str, str]:
         folders = {f"XDG_{name}_HOME": str(self.home / name.lower()) for name in ("CONFIG", "STATE", "DATA")}
-        return {**os.environ, **folders, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"}
+        fixed = {"DDTREE_INVENTORY": str(self.inventory), "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "200"}
+        return {**os.environ, **folders, **fixed}
 
     def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "ddtree_ops", "--inventory", str(self.inventory), *words]
+        return [sys.executable, "-m", "ddtree_ops", *words]
 
     def __call__(
         self, *words: str, expect: int | Sequence[int] = 0, timeout: float = 300

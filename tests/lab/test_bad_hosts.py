@@ -150,11 +150,12 @@ def test_a_full_disk_is_refused_before_anything_is_sent(cli: Cli, one: Machine) 
     cli("status", "lab1", expect=8)
     one.fill(leave_mib=2)
     try:
-        error = outcomes(cli, "deploy", "lab1", expect=ExitCode.REFUSED)["lab1:main"]["error"]
+        named = ("-i", str(cli.inventory))  # by an option: the command to run next repeats it
+        error = outcomes(cli, "deploy", "lab1", *named, expect=ExitCode.REFUSED)["lab1:main"]["error"]
     finally:
         one.empty()
     assert "free under /opt/ddtree" in error["found"]
-    assert error["next"] == "ddtree-ops prune lab1"
+    assert error["next"] == f"ddtree-ops prune -i {cli.inventory} lab1"
     assert Disk.of(one).instance("main")["releases"] == {}
 
 
