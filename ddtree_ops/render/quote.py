@@ -26,6 +26,14 @@ def quote_env(name: str, value: str) -> str:
     return _quote(f"{name}={value}", dollar="$")
 
 
+def quote_path(path: str) -> str:
+    """One path of ``RequiresMountsFor=``, which undoes quotes and specifiers only. Raises ValueError as ``quote_arg``.
+
+    There ``\\n`` is an ``n``: a path with control characters cannot be said and must not come here.
+    """
+    return _quote(path, dollar="$")
+
+
 def _quote(word: str, *, dollar: str) -> str:
     if reason := unusable(word):
         raise ValueError(reason)

@@ -13,7 +13,8 @@ from ddtree_ops.inventory.checks import SERVER_SECRETS
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.render.environment import cache_folders, server_environment
-from ddtree_ops.render.quote import quote_arg, quote_env
+from ddtree_ops.render.mounts import needed_paths
+from ddtree_ops.render.quote import quote_arg, quote_env, quote_path
 from ddtree_ops.secret import CONFIG_FILE, ENVIRONMENT_FILE
 
 TEMPLATE = "sglang-ddtree.service.j2"
@@ -66,6 +67,7 @@ def render_unit(
         "environment": server_environment(settings, engine_dir=engine_dir),
         "cache": f"sglang-ddtree/{settings.instance}",
         "cache_folders": cache_folders(settings),
+        "needed_paths": needed_paths(settings, root),
         "stop_s": settings.drain_timeout_s + STOP_MARGIN_S,
         "restart_sec": RESTART_SEC,
         "restart_burst": RESTART_BURST,
@@ -122,7 +124,7 @@ def _render(source: Path, variables: dict[str, object]) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    env.filters |= {"arg": quote_arg, "env": lambda item: quote_env(*item)}
+    env.filters |= {"arg": quote_arg, "env": lambda item: quote_env(*item), "path": quote_path}
     try:
         return env.get_template(source.name).render(variables)
     except jinja2.TemplateNotFound:

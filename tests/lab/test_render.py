@@ -12,10 +12,13 @@ from ddtree_ops.lab.machine import Machine
 from ddtree_ops.model import Mode, Settings
 from ddtree_ops.render import render_unit, server_argv
 from ddtree_ops.render.environment import server_environment
+from ddtree_ops.render.mounts import needed_paths
 from ddtree_ops.text import unusable
 
 ENGINE = "/opt/x engine%h"
 VENV = "/opt/v env%d é"
+LATE = "/mnt/late 50%"
+MOUNT = f"[Mount]\nWhat=tmpfs\nType=tmpfs\nWhere={LATE.replace('%', '%%')}\n"
 NASTY = [
     "", " ", "%", "%%", "%h", "$", "$$", "$HOME", "${HOME}", '"', "'", "\\", "\\n", "a\nb", "\r", "\t", ";", "#", "-",
     "é", "漢字", "\x7f", "\x1b[0m", "\u2028", "\u0085", "a b", "50%off $x \"q\" '\\'", "@/bin/sh", "\\\n", "x\\",
@@ -64,7 +67,7 @@ def test_systemd_gives_the_server_the_exact_arguments_and_variables(host: Machin
     words = [*NASTY, *anything(200)]
     settings = Settings(
         instance="quoting", mode=Mode.TREE, gpus=(1, 0), port=30001, venv=VENV, launch_module="dump",
-        model=" /m/50%off $x \"q\" '\\' é", drafter="$HOME/%h", extra_args=("--words", *words),
+        model=" /m/50%off $x \"q\" '\\' é", drafter=LATE + "/$HOME \"q\" '\\' é", extra_args=("--words", *words),
         env={f"V{i}": word for i, word in enumerate(words)},
     )  # fmt: skip
     unit = render_unit(
@@ -74,6 +77,8 @@ def test_systemd_gives_the_server_the_exact_arguments_and_variables(host: Machin
     said(host, f"mkdir -p '{VENV}/bin' && ln -sf /usr/bin/python3 '{VENV}/bin/python'")
     put(host, "/etc/systemd/system/sglang-ddtree-quoting.service", unit)
     assert host.ssh("systemd-analyze verify --man=no sglang-ddtree-quoting.service 2>&1").stdout == ""
+    mount = said(host, f"systemd-escape -p --suffix=mount '{LATE}'").strip()
+    put(host, f"/etc/systemd/system/{mount}", MOUNT)
     said(host, "systemctl daemon-reload && systemctl start sglang-ddtree-quoting.service")
     got = json.loads(dumped(host))
     assert got["argv"] == server_argv(settings, "0123456789abcdef")
@@ -82,9 +87,13 @@ def test_systemd_gives_the_server_the_exact_arguments_and_variables(host: Machin
     assert got["env"]["TRITON_CACHE_DIR"] == "/var/cache/sglang-ddtree/quoting/triton"
     # systemd's own parse (what ``systemctl show -p ExecStart`` prints, here with its words apart); variables come later
     path = "/org/freedesktop/systemd1/unit/sglang_2dddtree_2dquoting_2eservice"
-    asked = f"get-property org.freedesktop.systemd1 {path} org.freedesktop.systemd1.Service ExecStart"
-    [command] = json.loads(said(host, f"busctl --json=short {asked}"))["data"]
+    asked = f"busctl --json=short get-property org.freedesktop.systemd1 {path} org.freedesktop.systemd1"
+    [command] = json.loads(said(host, f"{asked}.Service ExecStart"))["data"]
     assert [word.replace("$$", "$") for word in command[1]] == [VENV + "/bin/python", *got["argv"][1:]]
+    # its file systems: what is not mounted yet is mounted first
+    mounts = json.loads(said(host, f"{asked}.Unit RequiresMountsFor"))["data"]
+    assert set(needed_paths(settings, "/opt/ddtree")) <= set(mounts)
+    assert said(host, f"findmnt -n -o FSTYPE '{LATE}'").strip() == "tmpfs"
 
 
 def dumped(host: Machine) -> str:

@@ -111,6 +111,24 @@ def values(unit: str, key: str) -> list[str]:
     return [line.partition("=")[2] for line in logical_lines(unit) if line.startswith(f"{key}=")]
 
 
+def mounts(unit: str) -> list[str]:
+    """The paths of ``RequiresMountsFor=``: there a backslash only makes the next character plain (no C escapes)."""
+    found: list[str] = []
+    for line in values(unit, "RequiresMountsFor"):
+        word, quote, plain = "", "", False
+        for char in line:
+            if plain or (char != "\\" and char != quote and (quote or char not in "'\" \t")):
+                word, plain = word + char, False
+            elif char == "\\":
+                plain = True
+            elif char in (quote, "'", '"'):
+                quote = "" if quote else char
+            else:
+                found, word = [*found, word], ""
+        found.append(word)
+    return [specifiers(word) for word in found]
+
+
 def exec_start(unit: str) -> list[str]:
     """The argv that a unit's ``ExecStart=`` runs."""
     [line] = values(unit, "ExecStart")

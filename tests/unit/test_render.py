@@ -173,6 +173,28 @@ def test_settings_may_move_a_cache() -> None:
     assert env["CUDA_CACHE_PATH"] == "/var/cache/sglang-ddtree/main/cuda"
 
 
+# -- mounts
+
+
+def test_the_unit_waits_for_the_mounts_of_what_it_needs() -> None:
+    env = {"HF_HOME": "/data/hf", "TRITON_CACHE_DIR": "/fast/triton", "OTHER": "/not/looked/at"}
+    paths = ["/opt/ddtree", "/opt/sglang/venv", "/models/target", "/models/drafter", "/fast/triton", "/data/hf"]
+    assert systemd_words.mounts(unit(changed(env=env))) == paths
+    assert systemd_words.mounts(unit(changed(mode=Mode.AR))) == paths[:3]
+    assert systemd_words.mounts(unit(scope="user")) == []  # its manager mounts nothing
+
+
+@pytest.mark.parametrize("word", [*NASTY, "a/../b"], ids=ascii)
+def test_a_path_comes_back_or_is_left_out(word: str) -> None:
+    settings = changed(model="/m/" + word, drafter="Qwen/name")
+    left_out = any(c in "\n\r\t\x7f\x1b" for c in word) or ".." in word
+    assert systemd_words.mounts(unit(settings)) == [
+        "/opt/ddtree",
+        "/opt/sglang/venv",
+        *([] if left_out else ["/m/" + word]),
+    ]
+
+
 # -- by systemd's version, and systemd's own opinion
 
 
@@ -192,7 +214,7 @@ def test_systemd_analyze_is_silent(word: str, tmp_path: Path) -> None:
     venv = tmp_path / "v env%"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").symlink_to(sys.executable)
-    settings = changed(venv=str(venv), model=word, extra_args=("--x", word), env={"A": word})
+    settings = changed(venv=str(venv), model=word, drafter="/d/" + word, extra_args=("--x", word), env={"A": word})
     path = tmp_path / "sglang-ddtree-main.service"
     path.write_text(unit(settings, scope="system"))
     done = subprocess.run(
