@@ -8,8 +8,9 @@ stages that were judged with the same sources are not run again, and suites keep
     DIR/report.json      what each stage showed: green, red, cut (time ran out) or not run, with the reason
     DIR/results.tar.xz   every stage's own files     DIR/logs.tar.xz   their logs     DIR/caches.tar.xz   with --caches
 
-`--dry-run` shows the stages and when each would run. Exit status: 0 all green, 1 one is red, 2 the command line or this
-host is at fault, 3 nothing is red but something was not run to its end.
+`--dry-run` shows the stages and when each would run. `--two-gpus` runs what needs two GPUs, in one call of ten minutes;
+a host with one leaves these stages out. Exit status: 0 all green that this host can run, 1 one is red, 2 the command
+line or this host is at fault, 3 nothing is red but something was not run to its end.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import overlay, pack, planner, processes
+from benchmarks.gpu import host, overlay, pack, planner, processes
 from benchmarks.gpu.run import Session
 from benchmarks.gpu.stages import ROOT, Setting, stages
 
 # What a result depends on. Pages and tests that run on the CPU are not among it.
 SOURCES = ("patches", "benchmarks/engine", "benchmarks/gpu", "tests/gpu")
+# NVLink multicast keeps state in the switches between GPUs, which others on the host share and which a process that is
+# ended may leave behind. One variable each for NCCL, for torch's symmetric memory and for NVSHMEM.
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 PACK_S = 25.0  # kept back for the archives
 
 
@@ -61,7 +65,7 @@ def environment(site: Path) -> dict[str, str]:
     path = os.pathsep.join([*first, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     own = {"PYTHONPATH": path, "PATH": programs, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
-    return {**os.environ, **own}
+    return {**os.environ, **own, **NO_MULTICAST}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -71,9 +75,11 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the report, and what it is made from")
     parser.add_argument("--limit-s", type=float, default=3600, help="end within this long")
     parser.add_argument("--only", action="append", default=[], metavar="STAGE")
+    parser.add_argument("--two-gpus", action="store_true", help="only `host` and the stages that need two GPUs")
     parser.add_argument("--skip", action="append", default=[], metavar="STAGE")
     parser.add_argument("--again", action="append", default=[], metavar="STAGE", help="run it although it was judged")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--gpus", type=int, help="GPUs to use, default those that nvidia-smi lists")
     parser.add_argument("--commit", default="", help="of the sources, where git is not at hand")
     parser.add_argument("--caches", action="store_true", help="also pack what was compiled, for the next run")
     parser.add_argument("--dry-run", action="store_true", help="show the stages and stop")
@@ -83,22 +89,24 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def table(session: Session, chosen: Sequence[planner.Stage], limit_s: float, again: Sequence[str]) -> str:
     """The stages, what an earlier run said of each, and when each would run in this one."""
     done = planner.finished(session.report["stages"], session.sources, again)
-    waiting = [stage for stage in chosen if stage.name not in done]
-    lines = [f"{'stage':15} {'before':8} {'begins':>7} {'ends':>6} {'limit':>6} {'cores':>5}  why"]
+    unfit = planner.beyond(chosen, session.gpus)
+    waiting = [stage for stage in chosen if stage.name not in done and stage not in unfit]
+    lines = [f"{'stage':20} {'before':8} {'begins':>7} {'ends':>6} {'limit':>6} {'cores':>5}  why"]
     when = {stage.name: (begins, ends) for stage, begins, ends in planner.foresee(waiting, limit_s, session.cores)}
     for stage in chosen:
         before = str(session.report["stages"].get(stage.name, {}).get("status", "-"))
         begins, ends = when.get(stage.name, (None, None))
         told = [f"{value:.0f}" if value is not None else "-" for value in (begins, ends)]
         cores = "alone" if stage.alone else str(stage.cores)
-        lines.append(
-            f"{stage.name:15} {before:8} {told[0]:>7} {told[1]:>6} {stage.limit_s:>6.0f} {cores:>5}  {stage.why}"
-        )
+        why = planner.lacks(stage, session.gpus) if stage in unfit else stage.why
+        lines.append(f"{stage.name:20} {before:8} {told[0]:>7} {told[1]:>6} {stage.limit_s:>6.0f} {cores:>5}  {why}")
     return "\n".join(lines)
 
 
 def status(session: Session, chosen: Sequence[planner.Stage]) -> int:
-    found = [session.report["stages"].get(stage.name, {}).get("status", "not run") for stage in chosen]
+    unfit = planner.beyond(chosen, session.gpus)
+    within = [stage for stage in chosen if stage not in unfit] or chosen
+    found = [session.report["stages"].get(stage.name, {}).get("status", "not run") for stage in within]
     if "red" in found:
         return 1
     return 0 if all(one == "green" for one in found) else 3
@@ -113,12 +121,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "command": shlex.join(["python", "-m", "benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]),
     }
     env = environment(work / "site")
+    gpus = host.gpu_count(os.environ, host.smi()) if options.gpus is None else options.gpus
     session = Session(
         out, work, digest(), options.cores, lambda argv, folder: processes.start(argv, folder, env, ROOT), about=about,
-        say=lambda text: print(text, flush=True),
+        say=lambda text: print(text, flush=True), gpus=gpus,
     )  # fmt: skip
+    every = stages(Setting(sys.executable, work, options.cores))
+    on_two = ["host", *(stage.name for stage in every if stage.gpus == 2)] if options.two_gpus else []
     try:
-        chosen = planner.chosen(stages(Setting(sys.executable, work, options.cores)), options.only, options.skip)
+        chosen = planner.chosen(every, [*options.only, *on_two], options.skip)
         planner.chosen(chosen, options.again, ())
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,9 +11,11 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+LINKS = ("nvidia-smi", "topo", "-m")
 SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit", "--format=csv,noheader")
 PACKAGES = ("torch", "triton", "sglang", "transformers", "numpy")
 
@@ -25,12 +27,28 @@ def version(name: str) -> str | None:
         return None
 
 
-def smi() -> list[str]:
+def smi(command: Sequence[str] = SMI) -> list[str]:
+    """Its lines; none where it is missing, fails or hangs."""
     try:
-        ran = subprocess.run(SMI, capture_output=True, text=True, timeout=30, check=True)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip() for line in ran.stdout.splitlines()]
+
+
+def gpu_count(environ: Mapping[str, str], seen: Sequence[str]) -> int:
+    """How many GPUs a stage may use, without an import of torch: those that nvidia-smi lists, as `seen`, or fewer where
+    CUDA_VISIBLE_DEVICES names fewer.
+    """
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return len(seen)
+    chosen: list[str] = []
+    for word in map(str.strip, named.split(",")):
+        if not word or word.startswith("-"):
+            break  # CUDA ignores what stands behind a device that is none
+        chosen.append(word)
+    return min(len(seen), len(chosen))
 
 
 def torch_facts() -> dict[str, Any]:
@@ -44,6 +62,7 @@ def torch_facts() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "gpu": torch.cuda.get_device_name(),
         "capability": ".".join(map(str, torch.cuda.get_device_capability())),
+        "gpus": torch.cuda.device_count(),
         "memory_gib": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1),
     }
 
@@ -57,7 +76,7 @@ def facts() -> dict[str, Any]:
     if not any(point.name == "ddtree" for point in plugins):
         wrong.append("SGLang would not find the plugin: the overlay is not on PYTHONPATH")
     return {"python": platform.python_version(), "machine": platform.machine(), "packages": found, "torch": torch,
-            "smi": smi(), "wrong": wrong}  # fmt: skip
+            "smi": smi(), "links": smi(LINKS), "wrong": wrong}  # fmt: skip
 
 
 def main() -> int:

@@ -13,8 +13,8 @@ class Stage:
     """One subprocess.
 
     limit_s: when it is ended whatever it does. least_s: with less time left it is not begun. estimate_s: what it is
-    expected to take. cores: CPU cores it wants at least. alone: it times the GPU, so nothing runs beside it. In argv,
-    {limit} stands for the seconds it has, {cores} for the cores that are free when it begins.
+    expected to take. cores: CPU cores it wants at least. gpus: GPUs that it needs. alone: it times the GPU, so nothing
+    runs beside it. In argv, {limit} stands for the seconds it has, {cores} for the cores that are free when it begins.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Stage:
     least_s: float
     cores: int = 1
     alone: bool = False
+    gpus: int = 1
 
 
 def chosen(stages: Sequence[Stage], only: Collection[str], skip: Collection[str]) -> list[Stage]:
@@ -34,6 +35,17 @@ def chosen(stages: Sequence[Stage], only: Collection[str], skip: Collection[str]
         known = ", ".join(stage.name for stage in stages)
         raise ValueError(f"no stage is called {', '.join(unknown)}; there are {known}")
     return [stage for stage in stages if (not only or stage.name in only) and stage.name not in skip]
+
+
+def beyond(stages: Sequence[Stage], gpus: int) -> list[Stage]:
+    """The stages that need more GPUs than there are. One is taken for granted: the stage `host` says if it is not."""
+    return [stage for stage in stages if stage.gpus > max(gpus, 1)]
+
+
+def lacks(stage: Stage, gpus: int) -> str:
+    """Why a stage of `beyond` is not run."""
+    words = {2: "two", 4: "four", 8: "eight"}
+    return f"needs {words.get(stage.gpus, stage.gpus)} GPUs, and {gpus or 'none'} is visible here"
 
 
 def finished(records: Mapping[str, Mapping[str, object]], sources: str, again: Collection[str]) -> set[str]:

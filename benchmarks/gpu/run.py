@@ -55,7 +55,9 @@ class Active:
 
 @dataclass
 class Session:
-    """One run. out: where the report lies; work: the stages' folders; sources: digest of what is under test."""
+    """One run. out: where the report lies; work: the stages' folders; sources: digest of what is under test; cores and
+    gpus: of this host.
+    """
 
     out: Path
     work: Path
@@ -67,6 +69,7 @@ class Session:
     judged: Callable[[str, Outcome], Verdict] = judge
     stamp: Callable[[], str] = lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     about: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 1
 
     def __post_init__(self) -> None:
         self.report = self._read()
@@ -94,11 +97,7 @@ class Session:
     def run(self, stages: Sequence[Stage], limit_s: float, again: Collection[str] = ()) -> None:
         """Run the stages within ``limit_s``. Whatever happens, nothing runs on and the report is whole."""
         began = self.clock.now()
-        done = planner.finished(self.report["stages"], self.sources, again)
-        for stage in stages:
-            if stage.name in done:
-                self.say(f"{stage.name}: {self.report['stages'][stage.name]['status']} already, with these sources")
-        waiting = [stage for stage in stages if stage.name not in done]
+        waiting = self._waiting(stages, again)
         active: list[Active] = []
         try:
             while waiting or active:
@@ -120,8 +119,19 @@ class Session:
                 self._end(one, late=True)
             left = began + limit_s - self.clock.now()
             for stage in waiting:
-                self._left_out(stage, left)
+                self._leave_out(stage, f"{max(left, 0):.0f} s were left, it needs {stage.least_s:.0f}")
             self.write()
+
+    def _waiting(self, stages: Sequence[Stage], again: Collection[str]) -> list[Stage]:
+        """What is still to be run on this host, after a word on the rest."""
+        done = planner.finished(self.report["stages"], self.sources, again)
+        unfit = planner.beyond(stages, self.gpus)
+        for stage in stages:
+            if stage.name in done:
+                self.say(f"{stage.name}: {self.report['stages'][stage.name]['status']} already, with these sources")
+            elif stage in unfit:
+                self._leave_out(stage, planner.lacks(stage, self.gpus))
+        return [stage for stage in stages if stage.name not in done and stage not in unfit]
 
     def _begin(self, stage: Stage, allowed: float, cores: int) -> Active:
         filled = {"{limit}": str(int(max(allowed - MARGIN_S, 1))), "{cores}": str(cores)}
@@ -164,9 +174,8 @@ class Session:
         }
         self.write()
 
-    def _left_out(self, stage: Stage, left: float) -> None:
-        """What an earlier run had of it stays."""
-        reason = f"{max(left, 0):.0f} s were left, it needs {stage.least_s:.0f}"
+    def _leave_out(self, stage: Stage, reason: str) -> None:
+        """Say why it does not run. What an earlier run had of it stays."""
         self.say(f"{stage.name}: not run, {reason}")
         earlier = self.report["stages"].get(stage.name)
         if earlier is None or earlier["sources"] != self.sources:

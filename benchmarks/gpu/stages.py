@@ -1,11 +1,12 @@
 """The stages, in order of value: what is not shown yet and what each takes. Data; `python -m benchmarks.gpu` runs them.
 
-Estimates are for one H200 with 16 cores, where the start of a process that imports SGLang takes 45 to 130 s.
+Estimates are for one H200 with 16 cores, and for two with 32, where the start of a process that imports SGLang takes 45
+to 130 s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.gpu.planner import Stage
@@ -29,6 +30,9 @@ PARITY_RECORDS = (
     "hybrid/bf16@records:bf16-ar,bf16-tree",
 )
 PARITY_REST = ("hybrid/auto", "dense/matrix", "dense/behaviour", "dense/oracle:oracle-32", "hybrid/variants")
+# Two GPUs to a model: the targets on random weights, as any host proves itself.
+PARITY_TWO = ("hybrid/selftest", "dense/selftest")
+ON_TWO = ("--tp", "2", "--nccl-only")
 # The whole model at one request, a slice at one and eight, and a model so small that the host's work shows.
 COSTS = (
     "shape-27b/costs:cost-ar,cost-linear,cost-tree-16,cost-tree-32",
@@ -78,6 +82,7 @@ def stages(at: Setting) -> list[Stage]:
         server(at, "server-records", "tree-32-records", 31310),
         selftest(at, "selftest-records", "records"),
         selftest(at, "selftest", "snapshots"),
+        *on_two(at),
         Stage(
             "sanitizer",
             "the kernels under compute-sanitizer: memory and races",
@@ -109,6 +114,25 @@ def stages(at: Setting) -> list[Stage]:
     ]  # fmt: skip
 
 
+def on_two(at: Setting) -> list[Stage]:
+    """Two GPUs to a model. All of it fits one call of ten minutes with 32 cores: the first three side by side, then the
+    table, for which their limits leave time.
+    """
+    record = ("--proof", at.folder("parity-two/proofs/suite-tp2.json"))
+    found = [
+        suite(at, "parity-two", "two GPUs to a model: the hybrid and the dense target", PARITY_TWO, 300, 14,
+              flags=(*ON_TWO, *record)),
+        selftest(at, "selftest-two", "snapshots", ON_TWO),
+        selftest(at, "selftest-two-records", "records", ON_TWO),
+    ]  # fmt: skip
+    found = [replace(stage, limit_s=330, estimate_s=300, cores=max(stage.cores, 8)) for stage in found]
+    argv = (at.python, "-m", "benchmarks.gpu.pair_two", "--out", at.folder("pair-two"), "--pair", PAIR, "--parallel",
+            "{cores}", "--limit-s", "{limit}", "--gpu-lock", at.folder("gpu.lock"))  # fmt: skip
+    why = "the pair on two GPUs beside one: tokens, ranks, accept length, milliseconds of a round, tok/s"
+    table = Stage("pair-two", why, argv, limit_s=300, estimate_s=190, least_s=150, cores=at.cores, alone=True)
+    return [replace(stage, gpus=2) for stage in (*found, table)]
+
+
 def server(at: Setting, name: str, arm: str, port: int) -> Stage:
     """One arm of the benchmark as a server that is asked everything."""
     argv = (at.python, "-m", "benchmarks.gpu.capture", "--out", at.folder(f"{name}/captures"), "--arm", arm,
@@ -117,12 +141,13 @@ def server(at: Setting, name: str, arm: str, port: int) -> Stage:
     return Stage(name, why, argv, limit_s=300, estimate_s=150, least_s=120, cores=2)
 
 
-def selftest(at: Setting, name: str, states: str) -> Stage:
+def selftest(at: Setting, name: str, states: str, flags: tuple[str, ...] = ()) -> Stage:
     """The pair proves this GPU for one way to keep states, and leaves a record."""
     argv = (at.python, "-m", "sglang_ddtree.selftest", "--pair", PAIR, "--proofs-dir", at.folder(f"{name}/proofs"),
             "--out", at.folder(f"{name}/arms"), "--states", states, "--parallel", "{cores}", "--limit-s", "{limit}",
-            "--gpu-lock", at.folder("gpu.lock"))  # fmt: skip
-    why = f"the pair proves this GPU with states kept as {states}; the record it leaves"
+            "--gpu-lock", at.folder("gpu.lock"), *flags)  # fmt: skip
+    several = "two GPUs to a model" if flags else "this GPU"
+    why = f"the pair proves {several} with states kept as {states}; the record it leaves"
     return Stage(name, why, argv, limit_s=330, estimate_s=200, least_s=140, cores=5)
 
 
@@ -136,11 +161,12 @@ def suite(
     *,
     alone: bool = False,
     least: float = 140,
+    flags: tuple[str, ...] = (),
 ) -> Stage:
     """A run of the parity suite; arms that have answered are kept."""
     asked = [word for section in sections for word in ("--section", section)]
     argv = (at.python, "-m", "sglang_ddtree.parity.suite", "--out", at.folder(name), *asked, "--keep",
-            "--parallel", "{cores}", "--limit-s", "{limit}", "--gpu-lock", at.folder("gpu.lock"))  # fmt: skip
+            "--parallel", "{cores}", "--limit-s", "{limit}", "--gpu-lock", at.folder("gpu.lock"), *flags)  # fmt: skip
     return Stage(name, why, argv, limit_s=580, estimate_s=estimate, least_s=least, cores=cores, alone=alone)
 
 

@@ -42,10 +42,12 @@ def host(report: Report) -> str:
     facts, about = result(report, "host"), report["about"]
     if not facts:
         return "Where this was taken is not known: the stage `host` did not run."
+    gpus = facts["torch"].get("gpus", 1)
+    several = f", {gpus} of them" if gpus > 1 else ""
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items() if version)
     gpu = facts["smi"][0] if facts["smi"] else facts["torch"].get("gpu")
     return (
-        f"{gpu}; Python {facts['python']}, CUDA {facts['torch'].get('cuda')}, {packages}, with "
+        f"{gpu}{several}; Python {facts['python']}, CUDA {facts['torch'].get('cuda')}, {packages}, with "
         f"{len(about.get('patches', []))} patches. Commit {about.get('commit') or 'unknown'}, "
         f"sources {about['sources'][:16]}. Command: `{about['command']}`."
     )
@@ -144,6 +146,72 @@ def costs(report: Report) -> str:
     return table(heads, cost_rows(report))
 
 
+def agreed(row: dict[str, Any]) -> str | None:
+    """Tree rounds in which the ranks of an arm were compared, and were the same; what parted is in its verdict."""
+    return str(row["rounds_compared"]) if row.get("rounds_compared") and not row["wrong"] else None
+
+
+def two_rows(report: Report) -> list[dict[str, Any]]:
+    """The arms with two GPUs to a model, and those on one that they are compared with."""
+    found = [{**row, "stage": "parity-two"} for row in result(report, "parity-two") or []]
+    for name in ("selftest-two", "selftest-two-records"):
+        suite = (result(report, name) or {}).get("suite", {})
+        found += [{**row, "stage": name} for row in suite.get("rows", [])]
+    return found
+
+
+def two(report: Report) -> str:
+    """Two GPUs to a model: float32 tokens against one GPU's plain decoding, laws, and rounds that ranks share."""
+    return table(
+        ["stage", "arm", "GPUs", "verdict", "accept length", "off spine", "rounds the same on both", "law"],
+        (
+            (row["stage"], row["arm"], row.get("ranks", 1) if "dtype" in row else None, verdict(row, "holds"),
+             row.get("accept_length"), row.get("off_spine"), agreed(row),
+             f"{row['laws']['max_error']:.5f}" if "laws" in row else None)
+            for row in two_rows(report)
+        ),
+    )  # fmt: skip
+
+
+PAIR_FIGURES = (("tokens_per_round", "accept length", ".2f"), ("ms_per_round", "ms a round", ".2f"),
+                ("tok_per_s", "tok/s", ".0f"))  # fmt: skip
+
+
+def pair_two(report: Report) -> str:
+    """The pair on one and on two GPUs, mode by mode: a line for each number of requests at once."""
+    heads = [f"{shown}, {gpus}" for _key, shown, _form in PAIR_FIGURES for gpus in ("one", "two")]
+    rows = result(report, "pair-two") or []
+    lines = (
+        line
+        for mode in dict.fromkeys(row["mode"] for row in rows)
+        for line in pair_lines(mode, {row["gpus"]: row for row in rows if row["mode"] == mode})
+    )
+    return table(
+        ["mode", "requests", *heads, "tok/s, two to one", "requests that part", "rounds the same on both", "verdict"],
+        lines,
+    )
+
+
+def pair_lines(mode: str, arms: dict[int, dict[str, Any]]) -> Iterable[tuple[Any, ...]]:
+    """arms: the mode's row by its number of GPUs."""
+    timed = {gpus: figures(row, "timed") for gpus, row in arms.items()}
+    wrong = [f"{gpus}: {verdict(row, '')}" for gpus, row in arms.items() if row["wrong"]]
+    words = [parting(arms[2]), agreed(arms[2])] if 2 in arms else [None, None]
+    for batch in sorted(set().union(*timed.values())) or [None]:
+        cells = [timed.get(gpus, {}).get(batch, {}) for gpus in (1, 2)]
+        shown = [format(cell[key], form) if key in cell else None for key, _, form in PAIR_FIGURES for cell in cells]
+        ratio = f"{cells[1]['tok_per_s'] / cells[0]['tok_per_s']:.2f}" if all(cells) else None
+        yield (mode, batch, *shown, ratio, *words, "; ".join(wrong) or "holds")
+
+
+def parting(row: dict[str, Any]) -> str | None:
+    """How many requests left one GPU's tokens, and how far plain decoding was from a tie there at most."""
+    if "differences" not in row:
+        return None
+    gaps = [one["gap"] for one in row["differences"] if "gap" in one]
+    return f"{len(row['differences'])} of {row['compared']}" + (f", at most {max(gaps):.3f} nats" if gaps else "")
+
+
 def kernels(report: Report) -> str:
     found = result(report, "kernel-times")
     lines = found["kernels"] if found else []
@@ -188,13 +256,16 @@ PARTS: dict[str, Callable[[Report], str]] = {
     "laws": laws,
     "ties": ties,
     "costs": costs,
+    "two": two,
+    "pair-two": pair_two,
     "kernels": kernels,
     "benchmark": benchmark,
     "memory": memory,
 }
 TITLES = {
     "host": "Where", "stages": "Stages", "parity": "Parity", "laws": "Every node's law", "ties": "Ties in bfloat16",
-    "costs": "Cost of a round", "kernels": "Kernels", "benchmark": "The pair over HTTP", "memory": "Memory",
+    "costs": "Cost of a round", "two": "Two GPUs to a model", "pair-two": "The pair on two GPUs", "kernels": "Kernels",
+    "benchmark": "The pair over HTTP", "memory": "Memory",
 }  # fmt: skip
 
 

@@ -16,7 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 SHOWN = ("speculative_num_draft_tokens", "disable_overlap_schedule", "disable_radix_cache", "mem_fraction_static",
-         "uses_mamba_radix_cache", "mamba_radix_cache_strategy", "context_length", "max_running_requests")  # fmt: skip
+         "uses_mamba_radix_cache", "mamba_radix_cache_strategy", "context_length", "max_running_requests", "tp_size",
+         "disable_custom_all_reduce", "flashinfer_allreduce_fusion_backend", "enable_nccl_nvls", "enable_symm_mem",
+         "enable_torch_symm_mem", "enable_mscclpp")  # fmt: skip
 
 
 def pretend_an_h200() -> None:

@@ -91,6 +91,14 @@ def test_an_arm_on_two_gpus_is_two_processes_and_one_answer(asked: Any) -> None:
     assert len(asked(arms, sources="y")[1]) == 4  # where ranks met before is no hindrance
 
 
+@pytest.mark.parametrize(
+    ("running", "tp", "room"), [([2], 1, True), ([2], 2, False), ([2, 1], 1, False), ([1], 2, True), ([], 4, True)]
+)
+def test_as_many_processes_run_at_once_as_were_asked_for(running: list[int], tp: int, room: bool) -> None:
+    found: Any = {str(number): [None] * ranks for number, ranks in enumerate(running)}
+    assert pool._room(arm("a/1", "one", tp), found, 3) == room
+
+
 def test_a_rank_that_fell_ends_its_partners(asked: Any) -> None:
     results, _ = asked([arm("a/1", "crash-rank-1", 2), arm("a/2", "two")], seconds=120.0)
     assert "Boom: the arm fell over" in results["a/1"]["error"]

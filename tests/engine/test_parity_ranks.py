@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,35 @@ def test_an_arm_on_several_gpus_is_judged_by_what_its_ranks_shared(found: dict[s
     assert (row["ranks"], row["rounds_compared"]) == (2, len(found["sums"]))
 
 
+@pytest.mark.parametrize(("job", "wrong"), [("timed", 0), ("tokens", 1)])
+def test_only_an_arm_that_is_all_on_the_clock_need_have_no_sums(job: str, wrong: int) -> None:
+    arm = dataclasses.replace(SHARED, jobs=({"job": "timed"}, {"job": job}))
+    results = [{"job": "timed"}, {"job": job, "ids": [[1]]}]
+    answer = {"ok": True, "start_s": 1.0, "states": "snapshots", "sums": [], "results": results}
+    (row,) = suite.judge({arm.name: answer}, [arm])
+    assert len(row["wrong"]) == wrong
+
+
+def test_no_round_is_summed_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_ddtree.parity import arm, jobs
+
+    seen, during = agreement.Watch(), {}  # type: tuple[agreement.Watch, dict[str, bool]]
+
+    def job(name: str) -> Any:
+        def run(_session: Any, **_given: Any) -> dict[str, Any]:
+            during[name] = seen.on
+            return {}
+
+        run.__name__ = name
+        return run
+
+    monkeypatch.setattr(jobs, "JOBS", {name: job(name) for name in ("tokens", "timed")})
+    for name in ("timed", "tokens"):
+        arm.answered(None, {"job": name}, None, 1, seen)
+    assert during == {"timed": False, "tokens": True}
+    assert seen.on
+
+
 def test_a_proof_says_how_many_gpus_its_arms_shared() -> None:
     arms = [plan.spread(arm, 2) for arm in plan.selftest("hybrid")]
     proof = suite.proof([{"arm": arm.name, "wrong": []} for arm in arms], arms, "now")
@@ -88,7 +118,9 @@ def test_what_is_spread_over_gpus_and_what_it_is_compared_with() -> None:
         assert plan.spread(arms[name], 1) == arms[name]
         spec = arm.spec(Path("/m"), Path("/lock"))
         assert spec["tp"] == arm.tp
-        assert ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK" in spec["environ"]) == (arm.tp > 1)
+        assert (plan.RANKS_ENVIRONMENT.items() <= spec["environ"].items()) == (arm.tp > 1)
+        by_nccl = plan.spread(arms[name], 2, nccl_only=True)
+        assert set(by_nccl.argv(Path("/m"))) - set(argv) == (set(plan.NCCL_ONLY) if arm.tp > 1 else set())
 
 
 def test_models_for_several_ranks_have_weights_and_tokens_for_each(tmp_path: Path) -> None:

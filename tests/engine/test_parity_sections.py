@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from cpu_pair import FOLDER
 from sglang_ddtree import selftest
 from sglang_ddtree.parity import models, plan, sections
 
-from benchmarks.gpu import stages
+from benchmarks.gpu import pair_two, stages
 
 ROOT = Path(__file__).parents[2]
 ALL = [
@@ -39,6 +40,15 @@ def bench_arms() -> dict[str, list[str]]:
     }  # fmt: skip
 
 
+def on_two_by_nccl() -> list[plan.Arm]:
+    """What the session's stages for two GPUs run, beside pair_two."""
+    proven = [selftest.with_weights(arm) for arm in selftest.arms(FOLDER)]
+    records = [dataclasses.replace(arm, name=f"{arm.name}@records", states="records") for arm in proven]
+    arms = [arm for arm in (*sections.gather(stages.PARITY_TWO), *proven, *records) if arm.kind != "auto"]
+    spread = [plan.spread(arm, 2, nccl_only="--nccl-only" in stages.ON_TWO) for arm in arms]
+    return [dataclasses.replace(arm, name=f"{arm.name} by nccl") for arm in spread]
+
+
 @pytest.fixture(scope="module")
 def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if absent := sglang_setup.missing():
@@ -58,6 +68,7 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         *map(selftest.with_weights, selftest.arms(FOLDER)),
     ]
     asked |= {f"{a.name} on two": line(plan.spread(a, 2)) for a in shared if a.kind != "auto"}
+    asked |= {arm.name: line(arm) for arm in (*on_two_by_nccl(), *pair_two.arms(FOLDER))}
     # last, since the architecture stays listed
     asked |= {arm.name: line(arm) for arm in sections.gather(ALL) if arm.extra_buffer}
     command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
@@ -89,6 +100,19 @@ def test_arms_run_as_their_names_say(settled: dict[str, Any]) -> None:
         radix = settled[f"hybrid/{name}"]
         assert radix["uses_mamba_radix_cache"]
         assert radix["mamba_radix_cache_strategy"] == "extra_buffer"
+
+
+def test_two_gpus_sum_by_nccl_alone_and_nothing_asks_for_multicast(settled: dict[str, Any]) -> None:
+    arms = [arm for arm in (*on_two_by_nccl(), *pair_two.arms(FOLDER)) if arm.tp > 1]
+    assert len(arms) > 30
+    for arm in arms:
+        found = settled[arm.name]
+        assert (found["tp_size"], found["disable_custom_all_reduce"]) == (2, True), arm.name
+        assert found["flashinfer_allreduce_fusion_backend"] is None
+        asks = ("enable_nccl_nvls", "enable_symm_mem", "enable_torch_symm_mem", "enable_mscclpp")
+        assert not any(found[name] for name in asks), arm.name
+        assert arm.spec(FOLDER, FOLDER)["environ"]["NCCL_NVLS_ENABLE"] == "0"
+    assert not settled["hybrid/tree-16-8 on two"]["disable_custom_all_reduce"]  # a host proves what it serves with
 
 
 def test_a_section_is_whole_or_the_named_arms_with_their_references() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import planner, processes
+from benchmarks.gpu import host, planner, processes
 from benchmarks.gpu.judge import Outcome, Verdict
 from benchmarks.gpu.planner import Stage
 from benchmarks.gpu.run import Session
@@ -123,10 +123,11 @@ class Rig:
     started: list[tuple[float, list[str]]] = field(default_factory=list)
     running: list[Fake] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
+    gpus: int = 1
 
     def session(self) -> Session:
         return Session(self.out, self.out / "work", self.sources, 4, self.start, clock=self.clock,
-                       say=self.said.append, judged=self.judged, stamp=lambda: "now")  # fmt: skip
+                       say=self.said.append, judged=self.judged, stamp=lambda: "now", gpus=self.gpus)  # fmt: skip
 
     def start(self, argv: Sequence[str], folder: Path) -> Fake:
         assert folder.parent == self.out / "work"
@@ -207,6 +208,43 @@ def test_what_an_earlier_run_had_of_a_stage_stays_when_there_is_no_time(tmp_path
     assert rig.statuses_found() == {"a": "cut"}
 
 
+@pytest.mark.parametrize(("gpus", "seen"), [(0, "none"), (1, "1"), (2, None)])
+def test_what_needs_two_gpus_is_left_out_on_a_host_with_one(tmp_path: Path, gpus: int, seen: str | None) -> None:
+    rig = Rig(tmp_path, gpus=gpus)
+    wide = replace(TIMED, name="wide", argv=("wide", "{limit}"), gpus=2)
+    rig.session().run([wide, A, LAST], 300)
+    if seen is None:
+        assert rig.statuses_found() == {"wide": "green", "a": "green", "last": "green"}
+        return
+    assert rig.statuses_found() == {"wide": "not run", "a": "green", "last": "green"}
+    assert rig.report()["stages"]["wide"]["reasons"] == [f"needs two GPUs, and {seen} is visible here"]
+    assert {argv[0]: at for at, argv in rig.started} == {"a": 0, "last": 0}  # nothing waits for it
+    later = Rig(tmp_path, gpus=2)
+    later.session().run([wide, A, LAST], 300)
+    assert later.order() == ["wide"]
+    again = Rig(tmp_path, gpus=gpus)
+    again.session().run([wide, A, LAST], 300)
+    assert again.statuses_found()["wide"] == "green"  # what a host with two has shown stays
+
+
+@pytest.mark.parametrize(
+    ("statuses", "gpus", "wanted"),
+    [
+        ({"a": "green", "wide": "not run"}, 1, 0),
+        ({"a": "green", "wide": "not run"}, 2, 3),
+        ({"a": "green", "wide": "red"}, 2, 1),
+        ({"a": "cut", "wide": "not run"}, 1, 3),
+    ],
+)
+def test_the_exit_status_is_about_what_the_host_can_run(
+    tmp_path: Path, statuses: dict[str, str], gpus: int, wanted: int
+) -> None:
+    session, wide = Rig(tmp_path, gpus=gpus).session(), replace(TIMED, name="wide", gpus=2)
+    session.report["stages"] = {name: {"status": status} for name, status in statuses.items()}
+    assert command.status(session, [A, wide]) == wanted
+    assert command.status(session, [wide]) == {"green": 0, "red": 1, "not run": 3}[statuses["wide"]]
+
+
 def test_an_interruption_ends_what_runs_and_keeps_what_ended(tmp_path: Path) -> None:
     rig = Rig(tmp_path, takes={"b": None})
 
@@ -234,6 +272,7 @@ def test_a_damaged_report_is_set_aside(tmp_path: Path) -> None:
 def test_three_calls_of_ten_minutes_bring_all_that_matters() -> None:
     """By the estimates; each call keeps something back for the archives."""
     waiting, left_out = stages(Setting("python", Path("/w"), 16)), ["costs-of-eight", "suite-tests"]
+    waiting = [one for one in waiting if one.gpus == 1]
     for _call in range(3):
         planned = planner.foresee(waiting, 560 - command.PACK_S, 16)
         ran = {
@@ -241,6 +280,50 @@ def test_three_calls_of_ten_minutes_bring_all_that_matters() -> None:
         }
         waiting = [one for one in waiting if one.name not in ran]
     assert set(names(waiting)) <= {*left_out, "parity-rest"}
+
+
+def test_all_of_two_gpus_fits_one_call_of_ten_minutes() -> None:
+    """By the estimates, and by the limits as well: the table still has its time when all before it are late."""
+    cores, limit_s = 32, 560 - command.PACK_S
+    wide = [one for one in stages(Setting("python", Path("/w"), cores)) if one.gpus == 2 or one.name == "host"]
+    assert names(wide) == ["host", "parity-two", "selftest-two", "selftest-two-records", "pair-two"]
+    for one, begins, ends in planner.foresee(wide, limit_s, cores):
+        assert begins is not None
+        assert ends is not None
+        assert ends - begins == one.estimate_s
+    *before, table = wide
+    assert table.alone
+    assert sum(one.cores for one in before) <= cores  # all at once
+    assert max(one.limit_s for one in before) + table.estimate_s <= limit_s
+
+
+def test_every_stage_of_two_gpus_shares_models_and_sums_by_nccl() -> None:
+    for one in (one for one in stages(Setting("python", Path("/w"), 32)) if one.gpus == 2):
+        if one.name != "pair-two":  # whose arms are spread by itself
+            assert " ".join(one.argv).count("--tp 2 --nccl-only") == 1
+
+
+def test_no_stage_uses_multicast_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, off in command.NO_MULTICAST.items():
+        monkeypatch.setenv(name, str(1 - int(off)))
+    assert command.NO_MULTICAST.items() <= command.environment(Path("/w/site")).items()
+    page = (ROOT / "docs/engine.md").read_text()
+    assert all(f"`{name}={off}`" in page for name, off in command.NO_MULTICAST.items())
+
+
+@pytest.mark.parametrize(
+    ("named", "count"), [(None, 2), ("0", 1), ("1,0", 2), ("", 0), ("0,-1,1", 1), ("0,1,2,3", 2), ("GPU-a, GPU-b", 2)]
+)
+def test_gpus_are_those_that_are_listed_and_visible(named: str | None, count: int) -> None:
+    environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
+    assert host.gpu_count(environ, ["NVIDIA H200, 580", "NVIDIA H200, 580"]) == count
+    assert host.gpu_count(environ, []) == 0
+
+
+def test_a_tool_that_is_missing_or_fails_lists_nothing() -> None:
+    assert host.smi(("no-such-tool-here",)) == []
+    assert host.smi((sys.executable, "-c", "raise SystemExit(1)")) == []
+    assert host.smi((sys.executable, "-c", "print(' GPU 0 ')")) == ["GPU 0"]
 
 
 def test_every_stage_has_a_judge_and_a_place_of_its_own() -> None:
@@ -319,6 +402,29 @@ def test_a_dry_run_shows_the_stages_and_writes_nothing(tmp_path: Path, capsys: p
     assert "alone" in shown
     assert "sanitizer" not in shown
     assert not out.exists()
+
+
+@pytest.mark.parametrize("gpus", ["1", "2"])
+def test_one_option_runs_what_needs_two_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str], gpus: str) -> None:
+    argv = [
+        "--out",
+        str(tmp_path / "out"),
+        "--dry-run",
+        "--two-gpus",
+        "--gpus",
+        gpus,
+        "--cores",
+        "32",
+        "--limit-s",
+        "560",
+    ]
+    assert command.main(argv) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("stage ")
+    begins = {line.split()[0]: line.split()[2] for line in lines}
+    assert list(begins) == ["host", "parity-two", "selftest-two", "selftest-two-records", "pair-two"]
+    assert all((at == "-") == (gpus == "1") for name, at in begins.items() if name != "host")
+    assert ("needs two GPUs, and 1 is visible here" in lines[-1]) == (gpus == "1")
 
 
 def test_a_wrong_name_and_a_host_without_sglang_are_refused(

@@ -42,6 +42,29 @@ def row(arm: str, kind: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def on_two() -> dict[str, Any]:
+    suite = [
+        row("hybrid/ar", "ar"),
+        row("hybrid/tree-16-8", "tree", ranks=2, rounds_compared=310, off_spine=7, accept_length=1.3),
+        row("dense/tree-64-8", "tree", ranks=2, rounds_compared=9, wrong=["rank 1 parted from rank 0 in tree round 4"]),
+    ]
+    laws = {"arm": "pair/oracle-16/laws", "kind": "oracle", "wrong": [], "laws": {"max_error": 0.0001}}
+    record = {"suite": {"rows": [row("pair/tree-4", "tree", ranks=2, rounds_compared=80, accept_length=2.1), laws]}}
+
+    def arm(mode: str, gpus: int, ms: float, **more: Any) -> dict[str, Any]:
+        figures = [{**timed(batch, ms * batch), "tok_per_s": 1000 / ms, "tokens_per_round": 2.5} for batch in (1, 8)]
+        measured = {} if "wrong" in more else {"measured": figures}
+        return row(f"pair/{mode}-on-{gpus}", "tree", mode=mode, gpus=gpus, **measured, **more)
+
+    shared = {"ranks": 2, "rounds_compared": 95, "compared": 12}
+    pair = [
+        arm("tree-16", 1, 2.0), arm("tree-16", 2, 1.6, differences=[{"gap": 0.02}], **shared),
+        arm("ar", 1, 1.0), arm("ar", 2, 0.9, wrong=["ran out of time"], late=True),
+        arm("linear", 1, 1.0), arm("linear", 2, 1.0, differences=[], ranks=2, rounds_compared=0, compared=12),
+    ]  # fmt: skip
+    return {"parity-two": suite, "selftest-two": record, "pair-two": pair}
+
+
 def report() -> dict[str, Any]:
     parity = [
         row("hybrid/ar", "ar", informed={"accept_length": []}),
@@ -69,6 +92,7 @@ def report() -> dict[str, Any]:
                                       "state": "float32", "torch_us": 900.0}]},
         "server": {"memory": ["Load weight end. mem usage=0.1 GB"]},
     }  # fmt: skip
+    results |= on_two()
     about = {"commit": "abc", "sources": "0" * 64, "command": "python -m benchmarks.gpu", "patches": ["1", "2"]}
     stages = {
         name: {"status": "green", "reasons": [], "why": "why", "seconds": 1.0, "sources": "x", "result": found}
@@ -99,6 +123,29 @@ def test_costs_stand_against_linear_of_the_same_shapes_and_are_split() -> None:
     assert tree.startswith("| shape-27b/cost-tree-64@records | 1 | 65 | 23.10 | 23.00 to 23.20 | 1.10 | 900 |")
     assert "not run to its end: not started" in missing
     assert len({line.count("|") for line in (plain, linear, tree, missing)}) == 1
+
+
+def test_two_gpus_stand_beside_one_by_mode_and_requests() -> None:
+    found = lines("pair-two")
+    assert found[0] == (
+        "| tree-16 | 1 | 2.50 | 2.50 | 2.00 | 1.60 | 500 | 625 | 1.25 | 1 of 12, at most 0.020 nats | 95 | holds |"
+    )
+    assert found[1].startswith("| tree-16 | 8 | 2.50 | 2.50 | 16.00 | 12.80 |")
+    assert found[2] == "| ar | 1 | 2.50 |  | 1.00 |  | 1000 |  |  |  |  | 2: not run to its end: ran out of time |"
+    assert "| 0 of 12 |  | holds |" in found[4]
+    assert len(found) == 6
+
+
+def test_what_was_proven_on_two_gpus_is_told_by_stage_beside_what_one_showed() -> None:
+    one, tree, parted, pair, law = lines("two")
+    assert one == "| parity-two | hybrid/ar | 1 | holds |  |  |  |  |"
+    assert tree == "| parity-two | hybrid/tree-16-8 | 2 | holds | 1.3 | 7 | 310 |  |"
+    assert parted.startswith(
+        "| parity-two | dense/tree-64-8 | 2 | **wrong**: rank 1 parted from rank 0 in tree round 4 |"
+    )
+    assert parted.endswith("|  |  |  |  |")  # no rounds are the same on both where one was not
+    assert pair == "| selftest-two | pair/tree-4 | 2 | holds | 2.1 |  | 80 |  |"
+    assert law == "| selftest-two | pair/oracle-16/laws |  | holds |  |  |  | 0.00010 |"
 
 
 def test_the_other_parts() -> None:

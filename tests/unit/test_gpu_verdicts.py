@@ -69,13 +69,35 @@ def test_costs_without_a_figure_are_no_costs(tmp_path: Path) -> None:
     assert judge("costs", Outcome(tmp_path, 0)).status == "green"
 
 
-def test_the_self_tests_record_decides(tmp_path: Path) -> None:
+def test_two_gpus_are_judged_by_their_ranks_their_tokens_and_their_figures(tmp_path: Path) -> None:
+    one, two = (row(f"pair/tree-16-on-{gpus}", measured=[{"job": "timed"}]) for gpus in (1, 2))
+    put(tmp_path, "report.json", {"rows": [one, two]})
+    assert judge("pair-two", Outcome(tmp_path, 0)).status == "green"
+    for said in (
+        "rank 1 parted from rank 0 in tree round 3 of 90",
+        "token 7 is not one GPU's, and plain decoding has ..",
+    ):
+        put(tmp_path, "report.json", {"rows": [one, {**two, "wrong": [said]}]})
+        found = judge("pair-two", Outcome(tmp_path, 1))
+        assert (found.status, found.reasons) == ("red", [f"pair/tree-16-on-2: {said}"])
+    put(tmp_path, "report.json", {"rows": [one, row("pair/tree-16-on-2")]})
+    assert judge("pair-two", Outcome(tmp_path, 0)).status == "red"
+    put(tmp_path, "report.json", {"rows": [one, row("pair/tree-16-on-2", "ran out of time", late=True)]})
+    assert judge("pair-two", Outcome(tmp_path, 1)).status == "cut"
+    put(
+        tmp_path, "report.json", {"rows": [row("hybrid/tree-16-8", "rank 1 emitted other tokens than rank 0 in job 0")]}
+    )
+    assert judge("parity-two", Outcome(tmp_path, 1)).status == "red"
+
+
+@pytest.mark.parametrize("name", ["selftest", "selftest-two", "selftest-two-records"])
+def test_the_self_tests_record_decides(tmp_path: Path, name: str) -> None:
     put(tmp_path, "proofs/selftest.json", {"passed": True, "suite": {"unproven": []}})
-    assert judge("selftest", Outcome(tmp_path, 0)).status == "green"
+    assert judge(name, Outcome(tmp_path, 0)).status == "green"
     put(tmp_path, "proofs/selftest.json", {"passed": False, "suite": {"unproven": ["tree-16: differs"]}})
-    assert judge("selftest", Outcome(tmp_path, 1)).reasons == ["tree-16: differs"]
+    assert judge(name, Outcome(tmp_path, 1)).reasons == ["tree-16: differs"]
     put(tmp_path, "proofs/selftest.json", {"passed": False, "suite": {"unproven": ["tree-16: ran out of time"]}})
-    assert judge("selftest", Outcome(tmp_path, 1)).status == "cut"
+    assert judge(name, Outcome(tmp_path, 1)).status == "cut"
 
 
 def test_a_benchmark_that_covers_less_than_was_asked_is_cut(tmp_path: Path) -> None:

@@ -141,7 +141,8 @@ def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, An
     """The suite's rows on this GPU, or on the first of several."""
 
     def loaded(chosen: Arm) -> Arm:
-        return plan.spread(with_weights(dataclasses.replace(chosen, states=options.states)), options.tp)
+        own = with_weights(dataclasses.replace(chosen, states=options.states))
+        return plan.spread(own, options.tp, nccl_only=options.nccl_only)
 
     one_width = options.states != states.SNAPSHOTS or options.tp > 1  # mode auto is refused with either
     chosen = [loaded(arm) for arm in arms(pair) if not (one_width and arm.kind == "auto")]
@@ -174,6 +175,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--tp", type=int, choices=(1, 2), default=1, help="GPUs that share a model; the pair's heads divide by two"
     )
+    parser.add_argument("--nccl-only", action="store_true", help=suite.NCCL_HELP)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
     parser.add_argument("--gpu-lock", type=Path, help="shared with parity suites that use the GPU at the same time")
     return parser.parse_args(argv)

@@ -7,6 +7,9 @@ that keys and values are moved from and to.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,18 +27,36 @@ def checksum(*tensors: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def watch() -> list[torch.Tensor]:
-    """The sums of all rounds to come of this process, one after the other; install before the worker is built."""
+@dataclasses.dataclass
+class Watch:
+    """The sums of this process's rounds, one after the other. on: whether more are taken; time is measured without."""
+
+    sums: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    on: bool = True
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        self.on = False
+        try:
+            yield
+        finally:
+            self.on = True
+
+
+def watch() -> Watch:
+    """Take the sum of every round to come of this process; install before the worker is built."""
     from sglang_ddtree import worker
 
-    plain, sums = worker.accept_tree, []
+    plain, seen = worker.accept_tree, Watch()
 
     def watched(
         target: torch.Tensor, trees: Any, slots: torch.Tensor, lengths: torch.Tensor, out: Any, *rest: Any
     ) -> None:
         plain(target, trees, slots, lengths, out, *rest)
+        if not seen.on:
+            return
         walk = (out.out_tokens, out.commit_lens, out.new_seq_lens, out.src_slots, out.tgt_slots)
-        sums.append(checksum(target, trees.num_nodes, trees.tokens, trees.parent, *walk))
+        seen.sums.append(checksum(target, trees.num_nodes, trees.tokens, trees.parent, *walk))
 
     worker.accept_tree = watched
-    return sums
+    return seen

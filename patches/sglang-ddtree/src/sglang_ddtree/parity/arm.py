@@ -117,7 +117,7 @@ def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     if spec.get("extra_buffer"):
         cache_states_of_text_models()
     timed = any(entry["job"] in EXCLUSIVE for entry in spec["jobs"])
-    sums = watched(spec, timed)
+    seen = watched(spec)
     lock = spec.get("gpu_lock") if rank == 0 else None  # the others wait for rank 0 wherever it waits
     places = spec.get("places", PLACES)
     with memory(lock, *spec.get("memory", (0, 1))):
@@ -127,28 +127,29 @@ def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
         if spec.get("late_seeds"):
             seeds_after_start()
         now = time.perf_counter()
-        results = [answered(session, dict(entry), lock, places) for entry in spec["jobs"]]
+        results = [answered(session, dict(entry), lock, places, seen) for entry in spec["jobs"]]
     took = {"start_s": round(now - start, 1), "load_s": round(now - begin, 1)}
-    rounds = {} if sums is None else {"sums": [int(one) for one in sums]}
+    rounds = {} if seen is None else {"sums": [int(one) for one in seen.sums]}
     return {"ok": True, **took, "states": kept_states(session), "results": results, **rounds}
 
 
-def watched(spec: dict[str, Any], timed: bool) -> list[Any] | None:
-    """Where each tree round leaves its sum; None on one GPU, and where time is measured."""
+def watched(spec: dict[str, Any]) -> Any:
+    """Where each tree round leaves its sum (agreement.Watch); None on one GPU."""
     if spec.get("tp", 1) == 1:
         return None
     from sglang_ddtree.parity.agreement import watch
 
-    return [] if timed else watch()
+    return watch()
 
 
-def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int) -> dict[str, Any]:
-    """One job's result, taken in its turn on the GPU."""
+def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int, seen: Any = None) -> dict[str, Any]:
+    """One job's result, taken in its turn on the GPU; while time is measured, no round is summed."""
     from sglang_ddtree.parity.jobs import JOBS
 
     job = JOBS[entry.pop("job")]
     hold = alone if job.__name__ in EXCLUSIVE else turn
-    with hold(lock, places):
+    unseen = seen.pause() if seen is not None and job.__name__ in EXCLUSIVE else contextlib.nullcontext()
+    with hold(lock, places), unseen:
         begin = time.perf_counter()
         found = job(session, **entry)
         return {"job": job.__name__, **found, "took_s": round(time.perf_counter() - begin, 2)}

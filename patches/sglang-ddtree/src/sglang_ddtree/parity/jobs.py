@@ -219,9 +219,21 @@ def compare_rows(honest: Any, flipped: Any) -> dict[str, Any]:
     }
 
 
-def timed(session: Session, *, vocab: int, batch: int, short: int, long: int, repeats: int = 5) -> dict[str, Any]:
-    """Milliseconds of a decode round: the difference of a long and a short generation over the difference in rounds."""
-    lines = prompts(batch, 24, vocab, seed=7)
+def timed(
+    session: Session,
+    *,
+    batch: int,
+    short: int,
+    long: int,
+    vocab: int = 0,
+    lines: list[list[int]] | None = None,
+    repeats: int = 5,
+) -> dict[str, Any]:
+    """Milliseconds of a decode round: the difference of a long and a short generation over the difference in rounds.
+
+    The prompts are `lines`, as many as `batch`, or drawn from ids below `vocab`.
+    """
+    lines = prompts(batch, 24, vocab, seed=7) if lines is None else lines[:batch]
     samples = []
     for turn in range(repeats + 1):
         took, rounds, emitted = [], [], []

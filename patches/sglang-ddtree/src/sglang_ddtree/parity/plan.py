@@ -116,8 +116,8 @@ class Arm:
         environ = dict(self.environ)
         if self.dtype == "float32":
             environ.update(float32.ENVIRONMENT)
-        if self.tp > 1:  # arms side by side, some on the first GPU alone, are no reason to stop
-            environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
+        if self.tp > 1:
+            environ.update(RANKS_ENVIRONMENT)
         return {
             "argv": self.argv(models),
             "seed": self.seed,
@@ -133,15 +133,26 @@ class Arm:
         }
 
 
-def spread(arm: Arm, tp: int) -> Arm:
+# Arms side by side, some on the first GPU alone, are no reason to stop. A server's launcher keeps NCCL from NVLink
+# multicast unless it is asked for; arms have no launcher.
+RANKS_ENVIRONMENT = {"SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0", "NCCL_NVLS_ENABLE": "0"}
+# SGLang's own all-reduce is compiled at the first start, and sets up NVLink multicast where a GPU has it; so does the
+# fused one, which SGLang 0.5.17 chooses by itself for some architectures.
+NCCL_ONLY = ("--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion")
+
+
+def spread(arm: Arm, tp: int, *, nccl_only: bool = False) -> Arm:
     """The arm over `tp` GPUs. Weights that were to be drawn come from a checkpoint, which ranks cut. What trees are
     compared with in float32 decodes on one GPU: then ranks that are wrong in the same way are seen as well.
+
+    nccl_only: sums over GPUs are NCCL's, not those of SGLang's own kernels, which a server has by default.
     """
     if tp == 1:
         return arm
     plain = arm.kind == "ar" and arm.dtype == "float32"
     saved = () if arm.seed is None else ("--load-format", "auto")
-    return dataclasses.replace(arm, tp=1 if plain else tp, seed=None, extra=(*arm.extra, *saved))
+    sums = NCCL_ONLY if nccl_only and not plain else ()
+    return dataclasses.replace(arm, tp=1 if plain else tp, seed=None, extra=(*arm.extra, *saved, *sums))
 
 
 def tokens_job(count: int = 4, new: int = 256, *, together: bool = False, **params: Any) -> dict[str, Any]:

@@ -47,8 +47,9 @@ def run_arms(
 ) -> Results:
     """Results by arm name. At the deadline (time.monotonic) what runs is killed and what waits is not started.
 
-    more: the arms that have become askable by the results so far. lock: shared with other suites on the same GPU.
-    sources: digest of what the answers depend on; where given, an answer in `out` to the same question is kept.
+    parallel: processes at once. more: the arms that have become askable by the results so far. lock: shared with other
+    suites on the same GPU. sources: digest of what the answers depend on; where given, an answer in `out` to the same
+    question is kept.
     """
     out.mkdir(parents=True, exist_ok=True)
     models.write(out / "models", ranks=max((arm.tp for arm in arms), default=1))
@@ -56,7 +57,7 @@ def run_arms(
     asked, seen = {arm.name for arm in arms}, 0
     try:
         while waiting or running:
-            while waiting and (len(running) < parallel or time.monotonic() > deadline):
+            while waiting and (_room(waiting[0], running, parallel) or time.monotonic() > deadline):
                 arm = waiting.pop(0)
                 spec = {**arm.spec(out / "models", lock or out / "gpu.lock"), "sources": sources}
                 spec["store"] = str(_paths(arm, out, 0)[1].with_suffix(".store"))
@@ -78,6 +79,11 @@ def run_arms(
         for ranks in running.values():  # only after an interruption
             _end(ranks)
     return results
+
+
+def _room(arm: Arm, running: Running, parallel: int) -> bool:
+    """Whether the arm's processes are not too many beside those of the others; one that is too wide runs by itself."""
+    return not running or sum(map(len, running.values())) + arm.tp <= parallel
 
 
 def _paths(arm: Arm, out: Path, rank: int) -> tuple[Path, Path, Path]:

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
             wrong.append(f"compared with nothing: {name} gave no answer")
     counted = verdicts.last_counters(result)
     measured = [job for job in result["results"] if job["job"] in EXCLUSIVE]
-    if arm.tp > 1 and arm.kind == "tree" and not measured and not result["sums"]:
+    only_measured = all(job["job"] in EXCLUSIVE for job in arm.jobs)  # in which nothing is summed
+    if arm.tp > 1 and arm.kind == "tree" and not (arm.jobs and only_measured) and not result["sums"]:
         wrong.append("no tree round of its ranks was compared")
     return {
         **row,
@@ -259,6 +261,9 @@ def sources() -> str:
     return digest.hexdigest()
 
 
+NCCL_HELP = "with --tp: sums over GPUs by NCCL, not by SGLang's own kernels, which may use NVLink multicast"
+
+
 def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
@@ -270,6 +275,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep the answers in OUT that these sources have given")
     parser.add_argument("--states", choices=states.CHOICES, help="how all arms keep a tree's recurrent states")
     parser.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="GPUs that share a model")
+    parser.add_argument("--nccl-only", action="store_true", help=NCCL_HELP)
     parser.add_argument("--proof", type=Path, help="write the record that admits this combination on this host")
     return parser.parse_args(argv)
 
@@ -277,9 +283,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 def main(argv: list[str]) -> int:
     options = arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
+    spread = partial(plan.spread, tp=options.tp, nccl_only=options.nccl_only)
     try:
         arms = [
-            plan.spread(dataclasses.replace(a, states=options.states or a.states), options.tp)
+            spread(dataclasses.replace(a, states=options.states or a.states))
             for a in gather(options.section)
             if (not options.only or a.name in options.only) and (options.tp == 1 or a.kind != "auto")
         ]
@@ -293,7 +300,7 @@ def main(argv: list[str]) -> int:
         options.out,
         options.parallel,
         time.monotonic() + options.limit_s,
-        more=lambda found: [plan.spread(a, options.tp) for a in askable(arms, found)],
+        more=lambda found: [spread(a) for a in askable(arms, found)],
         lock=options.gpu_lock,
         sources=sources() if options.keep else "",
     )
