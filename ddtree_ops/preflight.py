@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.host import HostFacts
+from ddtree_ops.facts.root import REPAIR, WHY
 from ddtree_ops.model import HostSpec, Settings, unit_name
 from ddtree_ops.plan import Plan
 
@@ -96,6 +97,8 @@ def _system(host: HostSpec, facts: HostFacts) -> Iterator[Finding]:
             "engines and releases lie there",
             f"ddtree-ops bootstrap {host.name}",
         )
+    for each in facts.open_folders:
+        yield Finding("root", str(each), WHY, f"on {host.name}: {REPAIR.format_map(each.words)}")
 
 
 def _layout(host: HostSpec, settings: Settings, facts: HostFacts) -> Iterator[Finding]:

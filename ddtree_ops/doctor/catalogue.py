@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ddtree_ops.facts.root import REPAIR, WHY
+
 
 class Level(StrEnum):
     """Red refuses a deploy, yellow warns."""
@@ -36,6 +38,7 @@ _TABLE = (
           "ddtree-ops bootstrap {host} --create-user"),
     Check("root-unwritable", RED, "the layout's folder cannot be written", "engines and releases are staged there",
           "ddtree-ops bootstrap {host}"),
+    Check("root-open", RED, "others may write in the layout's folder, or above it", WHY, REPAIR),
     Check("disk-low", RED, "too little space for two releases", "the release that runs must stay beside the new one, "
           "or there is no way back", "ddtree-ops prune {host}"),
     Check("inodes-low", YELLOW, "few inodes are left", "an engine is about 5000 names, folders among them",

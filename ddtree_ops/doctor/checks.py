@@ -48,6 +48,8 @@ def _system(host: HostSpec, machine: Machine, now: float | None) -> Iterator[Fin
         yield finding("systemd-old", host.name, f"systemd {machine.systemd}")
     if machine.unwritable:
         yield finding("root-unwritable", host.name, f"{host.root}: {machine.unwritable}")
+    for each in machine.open_folders:
+        yield finding("root-open", host.name, str(each), **each.words)
     if machine.free_bytes is not None and machine.free_bytes < TWO_RELEASES:
         yield finding("disk-low", host.name, f"{machine.free_bytes >> 20} MiB free under {host.root}")
     # a file system without a fixed table of inodes reports none at all

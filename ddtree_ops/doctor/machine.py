@@ -14,6 +14,7 @@ from ddtree_ops.facts.gpu import GpuFacts, parse_gpus
 from ddtree_ops.facts.memory import Reported, parse_memory_log
 from ddtree_ops.facts.ports import parse_port_range, parse_reserved
 from ddtree_ops.facts.python import VenvFacts, parse_venv
+from ddtree_ops.facts.root import OpenFolder, open_folders
 from ddtree_ops.facts.systemd import parse_synchronized, parse_systemd_version
 from ddtree_ops.proofs import Record
 
@@ -26,6 +27,7 @@ class Machine:
     systemd: int | None = None
     systemd_runs: bool = False
     unwritable: str = ""
+    open_folders: tuple[OpenFolder, ...] = ()
     free_bytes: int | None = None
     free_inodes: int | None = None
     synchronized: bool | None = None
@@ -54,6 +56,7 @@ def parse_machine(raw: Any) -> Machine:
         systemd=parse_systemd_version(Answer.of(host.get("systemd"))),
         systemd_runs=bool(host.get("systemd_runs")),
         unwritable=_unwritable(mapping(host.get("root_state"))),
+        open_folders=open_folders(mapping(host.get("root_state"))),
         free_bytes=_int(disk.get("free")),
         free_inodes=_int(disk.get("inodes_free")),
         synchronized=parse_synchronized(Answer.of(value.get("clock"))),

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from ddtree_ops.facts.root import OpenFolder, open_folders
 from ddtree_ops.facts.unit import UnitState, parse_show
 from ddtree_ops.model import Settings
 
@@ -120,6 +121,7 @@ class HostFacts:
     systemd: int | None = None
     python: str = ""
     root_problem: str = ""
+    open_folders: tuple[OpenFolder, ...] = ()
     lingers: bool | None = None
     free_bytes: int | None = None
     engines: frozenset[str] = frozenset()
@@ -142,6 +144,7 @@ def parse_facts(host: str, value: Mapping[str, Any]) -> HostFacts:
         systemd=_systemd(machine["systemd"], machine["system_state"]),
         python=machine["python"],
         root_problem=_root_problem(machine["root_state"]),
+        open_folders=open_folders(machine["root_state"]),
         lingers=machine.get("lingers"),
         free_bytes=value["disk"]["free"],
         engines=frozenset(value["engines"]),

@@ -6,10 +6,12 @@ Nothing is judged here: a missing program is an answer with rc 127, a missing fo
 from __future__ import annotations
 
 import glob
+import grp
 import os
 import platform
 import pwd
 import shutil
+import stat as modes
 import time
 from typing import Any
 
@@ -79,7 +81,7 @@ def lingers() -> bool:
 
 
 def root_state(root: str) -> dict[str, Any]:
-    """Whether releases could be written: the nearest folder that exists, and whether it lets us."""
+    """Whether releases could be written: the nearest folder that exists, and whether it lets us; who else it lets."""
     path = root
     while not os.path.isdir(path) and path != "/":
         path = os.path.dirname(path)
@@ -89,7 +91,58 @@ def root_state(root: str) -> dict[str, Any]:
         "nearest": path,
         "writable": os.access(path, os.W_OK),
         "read_only": bool(flags & os.ST_RDONLY),
+        "ours": {str(uid): user_name(uid) for uid in (0, os.getuid(), int(os.environ.get("SUDO_UID") or 0))},
+        "user": user_name(os.getuid()),
+        "folders": folders(root),
     }
+
+
+def folders(root: str) -> list[dict[str, Any]]:
+    """Owner, group and mode of each folder on the way to ``root``, links among them, and of the layout's own."""
+    inside = [root, *(os.path.join(root, name) for name in ("helper", "engines", "instances"))]
+    inside += [os.path.realpath(path) for path in inside]
+    way: list[str] = []
+    for path in inside:
+        lead_to(path, way)
+    return [dict(folder(path, os.lstat(path)), inside=path in inside) for path in way if os.path.isdir(path)]
+
+
+def lead_to(path: str, way: list[str]) -> None:
+    """Add every folder that decides what ``path`` is, from the top, to ``way``; each once, so links in a ring end."""
+    if path in way:
+        return
+    if path != "/":
+        lead_to(os.path.dirname(path), way)
+    way.append(path)
+    if os.path.islink(path):
+        lead_to(os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path))), way)
+
+
+def folder(path: str, about: os.stat_result) -> dict[str, Any]:
+    group, members = str(about.st_gid), None
+    mode = 0 if modes.S_ISLNK(about.st_mode) else modes.S_IMODE(about.st_mode)  # a link's says nothing, its owner does
+    if mode & modes.S_IWGRP:
+        try:
+            entry = grp.getgrgid(about.st_gid)
+            group = entry.gr_name
+            members = sorted({*entry.gr_mem, *(u.pw_name for u in pwd.getpwall() if u.pw_gid == about.st_gid)})
+        except KeyError:
+            pass
+    return {
+        "path": path,
+        "mode": mode,
+        "uid": about.st_uid,
+        "owner": user_name(about.st_uid),
+        "group": group,
+        "members": members,
+    }
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def disk(path: str) -> dict[str, Any]:

@@ -83,6 +83,12 @@ CASES = {
         broken="mkdir -p /opt/ddtree && mount --bind /opt/ddtree /opt/ddtree && mount -o remount,ro,bind /opt/ddtree",
         mended="umount /opt/ddtree",
     ),
+    "a root that others may write in": Case(
+        ExitCode.REFUSED, "/opt/ddtree may be written by its owner visitor and every user",
+        "on lab1: chown -h root /opt/ddtree && chmod go-w /opt/ddtree",
+        broken="mkdir -p /opt/ddtree && chown visitor /opt/ddtree && chmod 757 /opt/ddtree",
+        mended="chown -h root /opt/ddtree && chmod go-w /opt/ddtree",
+    ),
     "current is a real folder": Case(
         ExitCode.REFUSED, "is a real folder", "",
         broken="mkdir -p /opt/ddtree/instances/main/current", mended="rm -r /opt/ddtree/instances/main",

@@ -50,12 +50,14 @@ def test_a_healthy_host_has_no_finding() -> None:
     assert found(healthy()) == []
 
 
+OPT = {"path": "/opt", "uid": 0, "owner": "root", "mode": 0o777, "group": "root", "members": []}
 SIMPLE: list[tuple[str, str, Change]] = [
     ("systemd-absent", "not the init", lambda r: r["host"].update(systemd_runs=False)),
     ("systemd-absent", "not the init", lambda r: r["host"].update(systemd=answer("", 127))),
     ("systemd-old", "systemd 237", lambda r: r["host"].update(systemd=answer("systemd 237\n+PAM\n"))),
     ("root-unwritable", "read-only", lambda r: r["host"]["root_state"].update(read_only=True)),
     ("root-unwritable", "no permission", lambda r: r["host"]["root_state"].update(writable=False)),
+    ("root-open", "/opt may be written by every user", lambda r: r["host"]["root_state"].update(folders=[OPT])),
     ("disk-low", "100 MiB free", lambda r: r["disk"].update(free=100 << 20)),
     ("inodes-low", "900 inodes", lambda r: r["disk"].update(inodes_free=900)),
     ("user-absent", "no user sglang", lambda r: r.update(users={"sglang": False})),

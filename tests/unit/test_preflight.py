@@ -10,6 +10,7 @@ from fakehost import host_of, settings
 
 from ddtree_ops.errors import ExitCode, RefusedError
 from ddtree_ops.facts.host import Gpu, GpuUser, HostFacts, InstanceFacts, Listening, OnDisk, Venv
+from ddtree_ops.facts.root import OpenFolder
 from ddtree_ops.preflight import findings, refuse
 
 WANTED = settings(gpus=(1,))
@@ -38,6 +39,7 @@ def other(name: str, **changes: Any) -> dict[str, InstanceFacts]:
         ({"systemd": None}, "systemd does not run here"),
         ({"systemd": 232}, "systemd 232 is too old"),
         ({"root_problem": "it is on a read-only file system"}, "/opt/ddtree cannot be written: it is on a read-only"),
+        ({"open_folders": (OpenFolder("/opt", ("every user",), "root"),)}, "/opt may be written by every user"),
         ({"instances": {"a": InstanceFacts("a", masked=True)}}, "sglang-ddtree-a.service is masked"),
         ({"lingers": False}, "the user's systemd ends with their last session"),
         ({"venvs": {WANTED.venv: Venv(WANTED.venv, False)}}, "there is no virtual environment at /opt/sglang/venv"),
