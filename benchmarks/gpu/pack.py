@@ -1,6 +1,7 @@
 """A run's many files as few: logs and answers in two archives beside the report, compiled kernels in a third.
 
-The archive of answers is unpacked where a run goes on in a new place, so that arms that have answered are kept.
+The archive of answers is unpacked where a run goes on in a new place, so that arms that have answered are kept. It must
+be easy to move: with an archive that does not come back, a run is lost.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 SCAFFOLD = ("site", "models")  # made anew by every run
+# A self-test's answers: laws over a whole vocabulary, tens of megabytes. Its record has what they showed, and no run
+# takes them up.
+ANSWERS = "arms"
 CACHES = {  # what is compiled on first use, by Triton, FlashInfer and SGLang's own kernels
     "triton": Path.home() / ".triton" / "cache",
     "flashinfer": Path.home() / ".cache" / "flashinfer",
     "tvm-ffi": Path.home() / ".cache" / "tvm-ffi",
 }
 MOST = 16 << 20  # bytes of an archive that is still easy to move
+LARGE = 4 << 20  # bytes of a file that stays behind where an archive would be larger
 
 
 def is_log(path: Path) -> bool:
-    return path.name == "log" or path.suffix == ".log"
+    """A stage's, or one of an arm's processes': NAME.log, and NAME.log.1 of its second rank."""
+    return path.name == "log" or ".log" in path.suffixes
 
 
 def files(work: Path) -> list[Path]:
@@ -28,7 +34,8 @@ def files(work: Path) -> list[Path]:
     found = []
     for path in sorted(work.rglob("*")):
         inner = path.relative_to(work)
-        if path.is_file() and not set(inner.parts) & set(SCAFFOLD) and not re.search(r"\.lock(\.|$)", path.name):
+        unwanted = set(inner.parts) & set(SCAFFOLD) or (ANSWERS in inner.parts and not is_log(path))
+        if path.is_file() and not unwanted and not re.search(r"\.lock(\.|$)", path.name):
             found.append(path)
     return found
 
@@ -44,13 +51,19 @@ def write(archive: Path, base: Path, members: Iterable[Path], preset: int = 2) -
 
 
 def pack(work: Path, out: Path, say: Callable[[str], None]) -> None:
-    """out/logs.tar.xz and out/results.tar.xz."""
+    """out/logs.tar.xz and out/results.tar.xz; without their largest files where they would be too large to move."""
     all_files = files(work)
     for name, members in (
         ("logs.tar.xz", [path for path in all_files if is_log(path)]),
         ("results.tar.xz", [path for path in all_files if not is_log(path)]),
     ):
         size = write(out / name, work, members)
+        if size > MOST:
+            behind = [path for path in members if path.stat().st_size > LARGE]
+            named = ", ".join(str(path.relative_to(work)) for path in behind) or "nothing"
+            say(f"{name} would have {size / 1e6:.1f} MB: left behind is {named}")
+            members = [path for path in members if path not in behind]
+            size = write(out / name, work, members)
         say(f"{name}: {len(members)} files, {size / 1e6:.1f} MB")
 
 

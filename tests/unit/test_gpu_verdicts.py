@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,38 @@ def test_a_run_travels_in_two_archives_and_goes_on_elsewhere(tmp_path: Path) -> 
     assert pack.unpack(elsewhere, out, {}) == ["results.tar.xz"]
     assert [str(path.relative_to(elsewhere)) for path in elsewhere.rglob("*.json")] == ["parity/hybrid_ar.out.json"]
     assert pack.unpack(elsewhere, out, {}) == []  # what is there is newer
+
+
+def test_a_self_tests_answers_stay_behind_and_its_record_and_logs_travel(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    put(work, "selftest/arms/pair_oracle-32.out.json", {"results": [0.5] * 9})
+    put(work, "selftest/arms/pair_oracle-32.log", "loading")
+    put(work, "selftest/arms/pair_tree-16.log.1", "the second rank")
+    put(work, "selftest/proofs/selftest.json", {"passed": True})
+    pack.pack(work, tmp_path, lambda _text: None)
+    assert members(tmp_path / "results.tar.xz") == ["selftest/proofs/selftest.json"]
+    logs = ["selftest/arms/pair_oracle-32.log", "selftest/arms/pair_tree-16.log.1"]
+    assert members(tmp_path / "logs.tar.xz") == logs
+
+
+def test_an_archive_too_large_to_move_leaves_its_largest_files_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, said = tmp_path / "work", []  # type: tuple[Path, list[str]]
+    put(work, "costs/a.out.json", {"timeline": list(range(2000))})
+    put(work, "parity/b.out.json", {"ok": True})
+    monkeypatch.setattr(pack, "LARGE", 1000)
+    pack.pack(work, tmp_path, said.append)
+    assert len(members(tmp_path / "results.tar.xz")) == 2
+    monkeypatch.setattr(pack, "MOST", 500)
+    pack.pack(work, tmp_path, said.append)
+    assert members(tmp_path / "results.tar.xz") == ["parity/b.out.json"]
+    assert any("left behind is costs/a.out.json" in line for line in said)
+
+
+def members(archive: Path) -> list[str]:
+    with tarfile.open(archive) as tar:
+        return sorted(tar.getnames())
 
 
 def test_compiled_kernels_travel_to_a_host_that_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,8 @@ def last_logprobs(session: Session, *, sequences: list[list[int]]) -> dict[str, 
 
     def wrap(original: Any) -> Any:
         def recorded(output: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            rows.extend(torch.log_softmax(output.next_token_logits.float(), -1).cpu().tolist())
+            laws = torch.log_softmax(output.next_token_logits.float(), -1).cpu().tolist()
+            rows.extend([round(value, 6) for value in law] for law in laws)  # as `record_trees` has them
             return original(output, forward_batch, *args, **kwargs)
 
         return recorded
