@@ -27,6 +27,7 @@ from typing import Any
 
 EXCLUSIVE = ("timed", "profiled")
 PLACES = 5
+QUARTERS = 4
 
 
 def seeded_dummies(seed: int) -> None:
@@ -66,12 +67,24 @@ def alone(path: str | None, places: int) -> Iterator[None]:
         yield
 
 
-def memory(path: str | None, shares: int, of: int) -> contextlib.AbstractContextManager[None]:
-    """Hold one of `of` shares of the GPU's memory, or all of them; an arm that takes none waits for nobody."""
-    if shares not in (0, 1, of):
-        raise ValueError(f"{shares} of {of} shares of memory: an arm takes none, one or all")
-    where = f"{path}.memory" if path and shares else None
-    return turn(where, of) if shares < of else alone(where, of)
+@contextlib.contextmanager
+def memory(path: str | None, shares: int, of: int) -> Iterator[None]:
+    """Hold shares/of of the GPU's memory: so many of QUARTERS locks, whatever parts others count in. An arm that takes
+    none waits for nobody.
+
+    Only one arm at a time gathers its locks, so that two cannot each hold half of what both want, and one that wants
+    them all is not overtaken for ever by those that want few.
+    """
+    wanted, rest = divmod(QUARTERS * shares, of)
+    if rest or not 0 <= wanted <= QUARTERS:
+        raise ValueError(f"{shares} of {of} shares of memory: an arm takes none, or quarters of it")
+    with contextlib.ExitStack() as held:
+        if path and wanted:
+            with Path(f"{path}.memory").open("a") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX)
+                for _ in range(wanted):
+                    held.enter_context(turn(f"{path}.memory", QUARTERS))
+        yield
 
 
 def seeds_after_start() -> None:
