@@ -153,9 +153,10 @@ def kernel_times(outcome: Outcome) -> Verdict:
 def sanitizer(outcome: Outcome) -> Verdict:
     """Each tool's verdict; a host without the tool, or on which it cannot run, is told from a kernel at fault."""
     found = read(outcome.folder / "sanitizer.json")
-    if found["unable"]:
+    wrong = [f"{tool['tool']}: {line}" for tool in found["tools"] for line in tool["wrong"]]
+    if found["unable"] and not wrong:
         return Verdict("not run", [found["unable"]], found)
-    return ended(outcome, [f"{tool['tool']}: {line}" for tool in found["tools"] for line in tool["wrong"]], found)
+    return ended(outcome, wrong, found)
 
 
 def host(outcome: Outcome) -> Verdict:

@@ -7,11 +7,15 @@ tool, or whose GPU does not let it in, is reported as unable.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +41,26 @@ def found(tool: str, text: str, status: int) -> dict[str, Any]:
     return {"tool": tool, "counts": counts, "unable": unable, "wrong": wrong, "tail": text[-2000:]}
 
 
-def watch(tool: str) -> dict[str, Any]:
+def watch(tool: str, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """The tool and the program that it starts are ended together: the program outlives a tool that is killed alone."""
     command = [TOOL, "--tool", tool, sys.executable, "-m", "sglang_ddtree.kernels.checks", "--small"]
-    try:
-        ran = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S,
-                             check=False)  # fmt: skip
-    except subprocess.TimeoutExpired as late:
-        text = (late.stdout or b"").decode(errors="replace") if isinstance(late.stdout, bytes) else ""
-        return {
-            "tool": tool,
-            "counts": [],
-            "unable": "",
-            "wrong": [f"not done after {LIMIT_S:.0f} s"],
-            "tail": text[-2000:],
-        }
-    print(ran.stdout, flush=True)
-    return found(tool, ran.stdout, ran.returncode)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            status: int | None = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    print(text, flush=True)
+    if status is None:  # says nothing of the kernels: others may have had the GPU
+        unable = f"{tool} was not done after {limit_s:.0f} s"
+        return {"tool": tool, "counts": [], "unable": unable, "wrong": [], "tail": text[-2000:]}
+    return found(tool, text, status)
 
 
 def main() -> int:

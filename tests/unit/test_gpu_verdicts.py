@@ -156,6 +156,31 @@ def test_a_host_that_cannot_run_the_sanitizer_is_told_from_a_fault(tmp_path: Pat
     assert judge("sanitizer", Outcome(tmp_path, 1)).reasons == ["racecheck: 2 errors or hazards"]
 
 
+def test_a_fault_is_told_although_another_tool_could_not_end(tmp_path: Path) -> None:
+    tools = [{"tool": "memcheck", "wrong": []}, {"tool": "racecheck", "wrong": ["2 errors or hazards"]}]
+    put(tmp_path, "sanitizer.json", {"unable": "memcheck was not done after 180 s", "tools": tools})
+    assert judge("sanitizer", Outcome(tmp_path, 1)).reasons == ["racecheck: 2 errors or hazards"]
+
+
+@pytest.mark.parametrize(
+    ("program", "limit_s", "unable", "wrong"),
+    [
+        ("sleep 600 & wait", 1.0, "racecheck was not done after 1 s", []),
+        ("echo 'ERROR SUMMARY: 0 errors'", 60.0, "", []),
+        ("echo 'RACECHECK SUMMARY: 3 hazards'", 60.0, "", ["3 errors or hazards"]),
+    ],
+)
+def test_a_tool_is_ended_with_the_program_it_started(
+    program: str, limit_s: float, unable: str, wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "tool"
+    put(tmp_path, "tool", f"#!/bin/sh\n{program}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(sanitizer, "TOOL", str(tool))
+    found = sanitizer.watch("racecheck", limit_s)
+    assert (found["unable"], found["wrong"]) == (unable, wrong)
+
+
 def test_answers_are_judged_by_status_and_content() -> None:
     served = capture.Question("q", "GET", "/x", holds=("ddtree",))
     assert capture.wrong(served, {"status": 200, "body": '{"ddtree": 1}'}) == []
