@@ -79,7 +79,7 @@ def test_a_changed_key_needs_replace_and_then_only_the_new_one_is_known(
     known.write_text("# mine\n" + line_for(f"{name},box", keys["other"]) + line_for("elsewhere", keys["other"]))
     refused = trust(known, "--yes")
     assert refused.exit_code == ExitCode.UNREACHABLE
-    assert "ddtree-ops trust h1 --replace" in refused.stderr
+    assert f"ddtree-ops trust -i {known.parent}/fleet.toml h1 --replace" in refused.stderr
     assert trust(known, "--yes", "--replace").exit_code == ExitCode.DONE
     assert known.read_text().splitlines() == [
         "# mine",
