@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import types
@@ -36,11 +37,17 @@ def sglang_src() -> Path:
     return sglang_source.pinned()
 
 
-@pytest.fixture
-def server_environ() -> Iterator[None]:
-    """For tests of what a server does: it leaves its settings in the environment for the processes it starts."""
+@pytest.fixture(autouse=True)
+def process_of_its_own() -> Iterator[None]:
+    """SGLang takes the process for its own: its modules set variables as they are first imported, a server leaves its
+    settings in the environment for the processes it starts, and the root logger becomes its log.
+    """
+    level, handlers = logging.root.level, list(logging.root.handlers)
     with mock.patch.dict(os.environ):
         yield
+    logging.root.setLevel(level)
+    for added in set(logging.root.handlers).difference(handlers):
+        logging.root.removeHandler(added)
 
 
 @pytest.fixture(scope="session")

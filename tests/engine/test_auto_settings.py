@@ -24,7 +24,7 @@ AUTO = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", "auto"
 
 
 @pytest.fixture
-def sglang(sglang_src: Path, server_environ: None) -> None:  # noqa: ARG001  what it sets up is wanted
+def sglang(sglang_src: Path) -> None:
     sglang_setup.load(sglang_src)
 
 

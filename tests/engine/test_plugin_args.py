@@ -17,7 +17,7 @@ TREE = ["--speculative-algorithm", "DDTREE", "--speculative-ddtree-mode", "tree"
 
 
 @pytest.fixture(autouse=True)
-def _sglang(sglang_src: Path, server_environ: None) -> None:  # noqa: ARG001  what it sets up is wanted
+def _sglang(sglang_src: Path) -> None:
     sglang_setup.load(sglang_src)
 
 
