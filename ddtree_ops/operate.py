@@ -64,6 +64,7 @@ class How:
     host_deadline_s: float | None = None
     skips: Mapping[str, str] = field(default_factory=dict)
     baseline: bool = False
+    hold: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def _run(wanted: Wanted, how: How, token: Token, report: Report, engine: Engine 
         token=token,
         report=report,
         evidence_dir=wiring.evidence_dir(),
-        options=Options(restart=how.restart, arm=how.dead_man_s > 0, gates=NAMES if gated else ()),
+        options=Options(restart=how.restart, arm=how.dead_man_s > 0, hold=how.hold, gates=NAMES if gated else ()),
         gates=Gatekeeper(how.skips) if gated else None,
         secrets=wiring.KEYRING,
         draining=wiring.draining,

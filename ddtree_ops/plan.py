@@ -118,6 +118,7 @@ class Options(Frozen):
 
     restart: bool = False
     arm: bool = False
+    hold: bool = False  # leave the host's switch armed in the end: what comes back afterwards turns it off
     drain: bool = False
     route: bool = False
     gates: tuple[str, ...] = ()
@@ -152,7 +153,7 @@ def make_plan(wanted: Release, facts: HostFacts, *, engine_size: int = 0, option
         unit_diff=unit_diff(there.unit_text, wanted.unit, wanted.instance),
         settings_diff=settings_diff(there.settings, wanted.settings),
         travels=tuple(travels),
-        notes=_notes(wanted, there, being_changed=facts.lock is not None and facts.lock.live),
+        notes=_notes(wanted, there, being_changed=options.hold or (facts.lock is not None and facts.lock.live)),
         fingerprint=fingerprint(facts, wanted.instance),
     )
 
@@ -211,7 +212,7 @@ def _steps(
         StepName.STAGE_ENGINE: not engine_missing,
         StepName.STAGE_RELEASE: wanted.id in there.complete,
         StepName.ARM: not options.arm,
-        StepName.CONFIRM: not options.arm and there.armed_until is None,
+        StepName.CONFIRM: options.hold or (not options.arm and there.armed_until is None),
         StepName.DRAIN: not options.drain or there.unit.condition is not Condition.ACTIVE,
         StepName.RELOAD: effect is not Effect.RELOAD_RESTART,
         StepName.GATES: not options.gates,

@@ -1,13 +1,14 @@
 """``smoke``: deploy one instance, take it through its gates, put back what was there; a report for CI.
 
 Nothing stays: a release that passed is rolled back to the one before (or to nothing), one that failed was taken back by
-the deploy itself.
+the deploy itself. The host's own switch stays armed from the deploy's first change until that is done, so the host puts
+back what was there if we are killed, also once the release is proven.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -85,13 +86,13 @@ def smoke(wanted: Wanted, how: How, report: Report, clock: Clock) -> Smoke:
     steps = Recorder(clock, report)
     undone: list[Outcome] = []
     with operate.tidily(report) as token:
-        outcome = operate.deploy(wanted, how, steps)[-1]
+        outcome = operate.deploy(wanted, replace(how, hold=True), steps)[-1]
         now, recorded, blind = look_again(target)
         gates = gate_cases(outcome, recorded if outcome.status.good else {})
         if blind:
             back = Case("rollback", "put back", Verdict.FAILED, blind)
         else:
-            back, undone = put_back(wanted, target, outcome, (before, now), report, clock)
+            back, undone = put_back(wanted, how, outcome, (before, now), report, clock)
     code = worst([outcome, *undone])
     if code is ExitCode.DONE and back.verdict is Verdict.FAILED:
         code = ExitCode.NOT_ROLLED_BACK
@@ -155,7 +156,7 @@ def gate_cases(outcome: Outcome, recorded: Mapping[str, Any]) -> list[Case]:
 
 def put_back(
     wanted: Wanted,
-    target: Target,
+    how: How,
     outcome: Outcome,
     seen: tuple[str | None, str | None],
     report: Report,
@@ -167,6 +168,7 @@ def put_back(
     measured, left another release than was there before.
     """
     began = clock.monotonic()
+    target = wanted.targets[0]
     before, now = seen
 
     def case(verdict: Verdict, line: str) -> Case:
@@ -177,12 +179,14 @@ def put_back(
     if outcome.status is Status.LOCKED:
         return case(Verdict.PASSED, "nothing was changed; what is there is somebody else's doing"), []
     if now == before and outcome.release == before:
-        return case(Verdict.SKIPPED, f"{short(before)} was there before; nothing to put back"), []
+        stuck = let_go(target) if outcome.status.good else ""
+        line = stuck or f"{short(before)} was there before; nothing to put back"
+        return case(Verdict.FAILED if stuck else Verdict.SKIPPED, line), []
     if now == before:
         return case(Verdict.PASSED, "the deploy left what was there"), []
     if before is None:
         return case(*to_nothing(target)), []
-    undone = operate.rollback(wanted, How(), report, to=before, mode=None, reason=REASON)
+    undone = operate.rollback(wanted, How(dead_man_s=how.dead_man_s), report, to=before, mode=None, reason=REASON)
     good = all(each.status.good for each in undone)
     return case(Verdict.PASSED if good else Verdict.FAILED, "; ".join(each.line for each in undone)), undone
 
@@ -195,11 +199,26 @@ def to_nothing(target: Target) -> tuple[Verdict, str]:
         with connection.locked(f"smoke {instance}", 0.0, lambda _line: None, lambda: None):
             args = {"instance": instance, "to": "none", "mark": False, "reason": REASON, "details": wiring.who()}
             connection.call("take_back", args, deadline_s=120.0 + target.settings.drain_timeout_s)
+            connection.call("confirm", {"instance": instance})
     except DdtreeError as error:
         return Verdict.FAILED, error.found
     finally:
         connection.close()
     return Verdict.PASSED, "nothing was there before: the unit is stopped and there is no current release"
+
+
+def let_go(target: Target) -> str:
+    """The release that was there before passed and stays: the host's switch goes off. Says why it could not."""
+    instance = target.settings.instance
+    connection = wiring.connect(target.host)
+    try:
+        with connection.locked(f"smoke {instance}", 0.0, lambda _line: None, lambda: None):
+            connection.call("confirm", {"instance": instance})
+    except DdtreeError as error:
+        return f"the host's own switch could not be turned off: {error.found}"
+    finally:
+        connection.close()
+    return ""
 
 
 def groups(cases: Iterable[Case]) -> dict[str, list[Case]]:

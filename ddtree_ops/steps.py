@@ -94,6 +94,7 @@ class Work:
     dead_man_s: float = DEAD_MAN_S
     restarted: bool = False
     armed: bool = False
+    armed_to: str = ""
     undoing: bool = False
     alive_at: float = 0.0
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -158,7 +159,7 @@ def build(work: Work) -> list[Step]:
     doers: dict[StepName, tuple[Callable[[], str], Callable[[], str] | None]] = {
         StepName.STAGE_ENGINE: (lambda: work.stage_engine(), None),
         StepName.STAGE_RELEASE: (lambda: stage_release(work), None),
-        StepName.ARM: (lambda: arm(work), lambda: disarm(work)),
+        StepName.ARM: (lambda: arm(work), lambda: unarm(work)),
         StepName.DRAIN: (lambda: work.drain.do(), lambda: work.drain.undo()),
         StepName.SWITCH: (lambda: switch(work), lambda: take_back(work)),
         StepName.WRITE_UNIT: (lambda: write_unit(work), None),
@@ -261,7 +262,7 @@ def prove(work: Work) -> str:
 
 def arm(work: Work) -> str:
     """The host's own timer: if it hears nothing from us for that long, it takes back by itself."""
-    work.helper.call("arm", work.arming(work.dead_man_s))
+    work.armed_to = work.helper.call("arm", work.arming(work.dead_man_s))["to"]
     work.armed, work.alive_at = True, work.clock.monotonic()
     return f"if it hears nothing for {work.dead_man_s:.0f} s"
 
@@ -270,6 +271,13 @@ def disarm(work: Work) -> str:
     work.helper.call("confirm", {"instance": work.instance})
     work.armed = False
     return ""
+
+
+def unarm(work: Work) -> str:
+    """Off again; on if it is held by a longer change, which has yet to go back further than this one has gone."""
+    if work.armed and not work.plan.has(StepName.CONFIRM) and work.armed_to != (work.plan.back or "none"):
+        return f"the host goes on waiting to take back to {short(work.armed_to)}"
+    return disarm(work)
 
 
 def record(work: Work) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ddtree_ops.cli.command import OneTarget, Session, command
+from ddtree_ops.steps import DEAD_MAN_S
 from ddtree_ops.targets import Overrides
 
 JUnitOption = Annotated[
@@ -21,6 +22,12 @@ SkipGateOption = Annotated[
     typer.Option("--skip-gate", metavar="NAME", show_default=False, help="Waive a gate; needs --reason."),
 ]
 WaitOption = Annotated[int, typer.Option("--wait", metavar="S", min=0, help="Seconds to wait for a lock.")]
+DeadManOption = Annotated[
+    float,
+    typer.Option(
+        "--dead-man", metavar="S", min=1, help="The host puts back by itself if it hears nothing for so long."
+    ),
+]
 
 EXAMPLES = [
     "ddtree-ops smoke ct200:tree --budget 32",
@@ -39,6 +46,7 @@ def register(app: typer.Typer) -> None:
         markdown: MarkdownOption = None,
         skip_gate: SkipGateOption = None,
         wait: WaitOption = 0,
+        dead_man: DeadManOption = DEAD_MAN_S,
     ) -> None:
         """Deploy to one instance, take it through its gates, and put back what was there.
 
@@ -63,7 +71,7 @@ def register(app: typer.Typer) -> None:
         for notice in wanted.notices:
             session.out.notice(notice)
         skips = checked_skips(skip_gate or (), overrides.unsafe_reason)
-        how = operate.How(restart=True, lock_wait_s=wait, skips=skips)
+        how = operate.How(restart=True, lock_wait_s=wait, dead_man_s=dead_man, skips=skips)
         with showing(session.out) as report:
             seen = ui.hinted(run.smoke(wanted, how, report, CLOCK), session.out.hint)
         if junit:

@@ -33,6 +33,8 @@ def take_back(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     known["taking_back"] = {"to": to, "left": left}
     if args.get("mark", True) and left and left != to:
         state.mark_taken_back(known, left, str(args.get("reason", "")))
+    if known["proven"] is None and proven_once(ctx, instance, known, to):
+        known["proven"] = to
     state.save(ctx, instance, known)
 
     switch.point_at(ctx, instance, None if to == NONE else to)
@@ -47,6 +49,13 @@ def take_back(ctx: Context, args: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     state.save(ctx, instance, known)
     return dict(done, was=left, to=None if to == NONE else to)
+
+
+def proven_once(ctx: Context, instance: str, known: dict[str, Any], release: str) -> bool:
+    """Whether ``release`` was proven and never taken back: leaving one that was proven after it makes it the last."""
+    if release == NONE or release in known["taken_back"]:
+        return False
+    return os.path.isfile(os.path.join(ctx.release_dir(instance, release), "gates.json"))
 
 
 def choose(ctx: Context, instance: str, known: dict[str, Any], was: str | None) -> str:

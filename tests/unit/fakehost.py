@@ -364,8 +364,9 @@ class FakeHost:
         return {"restarted": True}
 
     def op_arm(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
-        self.armed[args["instance"]] = {"to": args["to"], "deadline": self.clock.time() + args["within_s"]}
-        return {}
+        to = self.armed.get(args["instance"], args)["to"]
+        self.armed[args["instance"]] = {"to": to, "deadline": self.clock.time() + args["within_s"]}
+        return dict(self.armed[args["instance"]])
 
     def op_confirm(self, args: dict[str, Any], _payload: Any) -> dict[str, Any]:
         return {"was_armed": self.armed.pop(args["instance"], None) is not None}

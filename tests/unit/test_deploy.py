@@ -391,6 +391,42 @@ def test_a_deploy_that_we_take_back_disarms_the_host(on_linear: FakeHost, tmp_pa
     assert on_linear.ops.index("take_back") < on_linear.ops.index("confirm")
 
 
+HELD = Options(arm=True, hold=True, restart=True)
+
+
+def test_a_switch_that_is_held_outlasts_the_deploy_and_goes_off_with_the_way_back(
+    on_linear: FakeHost, tmp_path: Path
+) -> None:
+    before = on_linear.current["a"]
+    assert deploy(on_linear, TREE, tmp_path, options=HELD).status is Status.DEPLOYED
+    assert on_linear.armed["a"]["to"] == before
+    assert deploy(on_linear, LINEAR, tmp_path, options=ARMED).status is Status.DEPLOYED
+    assert on_linear.current["a"] == before
+    assert on_linear.armed == {}
+
+
+def test_a_switch_that_is_held_goes_off_when_the_deploy_itself_goes_all_the_way_back(
+    on_linear: FakeHost, tmp_path: Path
+) -> None:
+    on_linear.faults["tree"] = "crash"
+    assert deploy(on_linear, TREE, tmp_path, options=HELD).code is ExitCode.ROLLED_BACK
+    assert on_linear.armed == {}
+
+
+def test_a_switch_that_is_held_stays_when_the_deploy_goes_back_a_part_of_the_way(
+    on_linear: FakeHost, tmp_path: Path
+) -> None:
+    """As after a baseline: the host still returns to what was there before that."""
+    before = on_linear.current["a"]
+    first = settings(context_length=1024)
+    assert deploy(on_linear, first, tmp_path, options=HELD).status is Status.DEPLOYED
+    between = on_linear.current["a"]
+    on_linear.faults["tree"] = "crash"
+    assert deploy(on_linear, TREE, tmp_path, options=HELD).code is ExitCode.ROLLED_BACK
+    assert on_linear.current["a"] == between != before
+    assert on_linear.armed["a"]["to"] == before
+
+
 def test_a_long_load_moves_the_deadline_ahead(tmp_path: Path) -> None:
     fake, wanted = FakeHost(faults={"linear": "hang"}), settings(start_timeout_s=300)
     deploy(fake, wanted, tmp_path, options=ARMED, dead_man_s=60.0)

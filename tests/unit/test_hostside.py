@@ -138,6 +138,22 @@ def test_take_back_returns_to_the_proven_release_and_marks_the_other(host: Helpe
     assert [e["what"] for e in host.do("history", instance="qwen")["events"]] == ["proven", "taken-back"]
 
 
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_leaving_a_release_that_was_proven_makes_the_one_before_the_proven_one_again(
+    host: HelperHost, spoilt: bool
+) -> None:
+    first = deployed(host, "one\n")
+    host.do("record", instance="qwen", release=first, outcome="proven", gates={"identity": "ok"})
+    if spoilt:
+        host.do("record", instance="qwen", release=first, outcome="taken-back", details={"reason": "slow"})
+    second = deployed(host, "two\n")
+    host.do("record", instance="qwen", release=second, outcome="proven", gates={"identity": "ok"})
+    host.do("take_back", instance="qwen", to=first, reason="nobody confirmed it")
+    state = host.state("qwen")
+    assert state["proven"] == (None if spoilt else first)
+    assert second in state["taken_back"]
+
+
 def test_take_back_asked_again_after_a_lost_answer_does_not_restart_the_server_again(host: HelperHost) -> None:
     first = deployed(host, "one\n")
     deployed(host, "two\n")

@@ -83,6 +83,16 @@ def test_a_switch_that_a_change_before_left_armed_is_told_that_the_release_stays
     assert names(plan) == ["lock", "check", "health", "confirm"]
 
 
+def test_a_switch_that_is_held_stays_armed() -> None:
+    held = Options(arm=True, hold=True)
+    plan = make_plan(TREE, facts(there()), options=held)
+    assert "arm" in names(plan)
+    assert "confirm" not in names(plan)
+    again = make_plan(TREE, facts(there(armed_until=12.0)), options=held)
+    assert "confirm" not in names(again)
+    assert again.notes == ()  # it is ours, no earlier deploy's
+
+
 def test_first_deploy() -> None:
     plan = make_plan(LINEAR, facts(engines=frozenset()), engine_size=4096)
     assert plan.effect is Effect.RELOAD_RESTART

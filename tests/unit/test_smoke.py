@@ -5,7 +5,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from ddtree_ops.smoke import Case, Smoke, Verdict, smoke
 from ddtree_ops.targets import Target
 from ddtree_ops.ui.smoke import junit, markdown
 
+DEAD_MAN_S = 77.0
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(instance="tree", mode=Mode.TREE, gpus=(0,), port=30001, model="/m", drafter="/d")
 HOST = HostSpec(name="ct200", address=Address(host="ct200"), instances={"tree": SETTINGS})
@@ -46,7 +48,8 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was done besides deploying, in order."""
     did: list[str] = []
 
-    def rollback(_wanted: Wanted, _how: How, _report: Report, *, to: str, **_: Any) -> list[Outcome]:
+    def rollback(_wanted: Wanted, how: How, _report: Report, *, to: str, **_: Any) -> list[Outcome]:
+        assert (how.hold, how.dead_man_s) == (False, DEAD_MAN_S)
         did.append(f"rollback to {to[:1]}")
         return [outcome(Status.DEPLOYED, release=to)]
 
@@ -54,8 +57,13 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         did.append("to nothing")
         return Verdict.PASSED, "nothing was there before"
 
+    def let_go(_target: Target) -> str:
+        did.append("switch off")
+        return ""
+
     monkeypatch.setattr(smoke_module.operate, "rollback", rollback)
     monkeypatch.setattr(smoke_module, "to_nothing", to_nothing)
+    monkeypatch.setattr(smoke_module, "let_go", let_go)
     return did
 
 
@@ -70,7 +78,8 @@ def run(monkeypatch: pytest.MonkeyPatch, acted: list[str]) -> Run:
         clock = FakeClock()
         left = (result.release if result.status.good else before) if now == "as it ended" else now
 
-        def deploy(_wanted: Wanted, _how: How, report: Report) -> list[Outcome]:
+        def deploy(_wanted: Wanted, how: How, report: Report) -> list[Outcome]:
+            assert (how.hold, how.dead_man_s) == (True, DEAD_MAN_S)
             report(Event(Kind.START, "ct200", "tree", "stage engine", "sending"))
             clock.sleep(2.5)
             report(Event(Kind.OK, "ct200", "tree", "stage engine", "staged"))
@@ -89,7 +98,7 @@ def run(monkeypatch: pytest.MonkeyPatch, acted: list[str]) -> Run:
 
         monkeypatch.setattr(smoke_module.operate, "deploy", deploy)
         monkeypatch.setattr(smoke_module, "current", current)
-        return smoke(WANTED, How(), lambda _event: None, clock)
+        return smoke(WANTED, How(dead_man_s=DEAD_MAN_S), lambda _event: None, clock)
 
     return made
 
@@ -120,7 +129,45 @@ def test_a_first_deploy_goes_back_to_nothing(run: Run, acted: list[str]) -> None
 def test_what_was_there_already_stays(run: Run, acted: list[str]) -> None:
     seen = run(outcome(Status.UNCHANGED, before=NEW), before=NEW)
     assert verdicts(seen)["rollback/put back"] == "skipped"
-    assert acted == []
+    assert acted == ["switch off"]
+
+
+def test_a_switch_that_cannot_be_turned_off_is_no_success(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smoke_module, "let_go", lambda _target: "the host's own switch could not be turned off: away")
+    seen = run(outcome(Status.DEPLOYED, before=NEW), before=NEW)
+    assert verdicts(seen)["rollback/put back"] == "failed"
+    assert seen.code is ExitCode.NOT_ROLLED_BACK
+
+
+class Called:
+    """A connection that answers everything and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    @contextmanager
+    def locked(self, purpose: str, *_: Any) -> Iterator[str]:
+        self.asked.append(f"lock for {purpose}")
+        yield ""
+        self.asked.append("unlock")
+
+    def call(self, op: str, args: dict[str, Any], **_: Any) -> dict[str, Any]:
+        self.asked.append((op, args["instance"], args.get("to")))
+        return {}
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+def test_the_switch_goes_off_last_and_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Called()
+    monkeypatch.setattr(smoke_module.wiring, "connect", lambda _host: made)
+    assert smoke_module.to_nothing(WANTED.targets[0])[0] is Verdict.PASSED
+    held = ["lock for smoke tree", ("take_back", "tree", "none"), ("confirm", "tree", None), "unlock", "close"]
+    assert made.asked == held
+    made.asked.clear()
+    assert smoke_module.let_go(WANTED.targets[0]) == ""
+    assert made.asked == ["lock for smoke tree", ("confirm", "tree", None), "unlock", "close"]
 
 
 def test_what_failed_was_taken_back_by_the_deploy(run: Run, acted: list[str]) -> None:
