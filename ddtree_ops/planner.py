@@ -53,7 +53,7 @@ class Ask:
     @property
     def records(self) -> bool:
         """Whether rows leave records; a chain's states are always snapshots."""
-        return self.mode is Mode.TREE and self.states == "records"
+        return self.mode.verifies_trees and self.states == "records"
 
     @property
     def slots(self) -> int:

@@ -54,7 +54,7 @@ def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Rec
         states=kept,
         tp=case.tp,
         dense=not hybrid,
-        auto=rules.auto_digest() if case.mode is Mode.AUTO else None,
+        auto=rules.auto_digest(states=kept) if case.mode is Mode.AUTO else None,
     )
     name: str | None = rules.judge(wanted, [*rules.shipped(), *on_host])[0]
     return name

@@ -198,7 +198,7 @@ def _apply(target: Target, given: dict[str, Any], notices: list[str]) -> Target:
         if option in given and settings.mode.builds_trees and not mode:
             flag, instead = ("--budget", "--width") if option == "budget" else ("--width", "--budget")
             notices.append(f"{target.name}: {flag} has no effect in mode {settings.mode}; there it is {instead}")
-    if "states" in given and settings.mode is not Mode.TREE:
+    if "states" in given and not settings.mode.verifies_trees:
         notices.append(f"{target.name}: --states {settings.states} has no effect in mode {settings.mode}")
     return Target(host, settings)
 

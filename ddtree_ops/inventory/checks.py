@@ -60,12 +60,13 @@ def _mode_problems(settings: Settings) -> Iterator[Problem]:
             "every mode but ar verifies what a DFlash drafter proposes",
             'set drafter = "/path/to/drafter", or use mode ar',
         )
-    if settings.mode is Mode.TREE and settings.states == "records" and settings.budget > MAX_RECORDS_BUDGET:
+    if settings.mode.verifies_trees and settings.states == "records" and settings.nodes > MAX_RECORDS_BUDGET:
+        size = "width" if settings.mode is Mode.AUTO else "budget"
         yield Problem(
             "states",
-            f"states as records with budget {settings.budget}",
+            f"states as records with {size} {settings.nodes}",
             f"the engine keeps records of trees of at most {MAX_RECORDS_BUDGET} nodes",
-            f'use a budget of at most {MAX_RECORDS_BUDGET}, or states = "snapshots"',
+            f'use a {size} of at most {MAX_RECORDS_BUDGET}, or states = "snapshots"',
         )
     if settings.mode is Mode.AUTO:
         yield from _auto_problems(settings)
@@ -83,9 +84,6 @@ def _mode_problems(settings: Settings) -> Iterator[Problem]:
 def _auto_problems(settings: Settings) -> Iterator[Problem]:
     if len(set(settings.widths)) != len(settings.widths):
         yield Problem("widths", f"widths {list(settings.widths)} names one width twice", "", "name each width once")
-    if settings.states == "records":
-        why = "records of recurrent states are of one width, and mode auto changes it"
-        yield Problem("states", "states as records in mode auto", why, 'use states = "snapshots", or mode tree')
     if len(settings.gpus) > 1:
         why = "each rank would choose widths by its own measurements, and they must run the same"
         yield Problem("gpus", f"{len(settings.gpus)} GPUs in mode auto", why, "use one GPU, or mode tree")

@@ -179,9 +179,25 @@ def records_in_a_chain() -> None:
     gdn.gdn_tree = gdn_tree
 
 
+def records_of_the_widest() -> None:
+    """Mode auto: every round's records are read as the widest's, whatever width has written them."""
+    from sglang_ddtree.kernels.hybrid import HybridTree
+
+    original, seen = HybridTree.commit, []  # type: tuple[Any, list[HybridTree]]
+
+    def commit(self: HybridTree, *args: Any, **rest: Any) -> None:
+        seen.append(self)
+        original(max(seen, key=lambda kept: kept.tree.width), *args, **rest)
+
+    HybridTree.commit = commit  # type: ignore[method-assign]
+
+
 FAULTS = {
-    fault.__name__: fault for fault in (commit_of_the_root, rows_in_a_chain, keys_left_in_place, records_in_a_chain)
-}
+    fault.__name__: fault
+    for fault in (
+        commit_of_the_root, rows_in_a_chain, keys_left_in_place, records_in_a_chain, records_of_the_widest,
+    )
+}  # fmt: skip
 
 
 def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, together: bool = False) -> dict[str, Any]:

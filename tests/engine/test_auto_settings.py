@@ -173,8 +173,10 @@ def test_what_auto_does_not_serve() -> None:
     assert reasons(rules.DENSE, AutoConfig(choice="cycle"), backend="disabled") == []
     kept = refusals.Facts("Q", hybrid="gdn", drafter_block=16, proof="x", states="records", heads=(128, 128),
                           activation="silu")  # fmt: skip
-    (reason,) = reasons(kept, AutoConfig())
-    assert "--speculative-ddtree-states snapshots" in reason
+    assert reasons(kept, AutoConfig()) == []
+    (reason,) = reasons(kept, AutoConfig((16, 65)))
+    assert "the budget is 65" in reason
+    assert "no wider width in mode auto" in reason
     assert "in mode auto cannot serve" in refusals.message(DDTreeConfig(mode="tree"), [reason], AutoConfig())
 
 

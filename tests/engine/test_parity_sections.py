@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ALL = [
     *(f"{target}/{name}" for target in ("hybrid", "dense") for name in
       ("matrix", "variants", "behaviour", "audits", "oracle", "auto", "bf16", "selftest")),
-    *(f"hybrid/{name}@records" for name in ("matrix", "behaviour", "audits", "oracle", "bf16", "selftest")),
+    *(f"hybrid/{name}@records" for name in ("matrix", "behaviour", "audits", "oracle", "auto", "bf16", "selftest")),
     "hybrid/costs", "shape-27b-12/costs", "shape-27b/costs", "shape-27b/costs-of-eight",
     "hybrid/costs@records", "shape-27b-12/costs@records", "shape-27b/costs@records", "shape-27b/costs-of-eight@records",
     *stages.PARITY, *stages.PARITY_RECORDS, *stages.PARITY_REST, *stages.COSTS, *stages.COSTS_OF_EIGHT,
@@ -130,6 +130,10 @@ def test_a_section_is_whole_or_the_named_arms_with_their_references() -> None:
 
 
 def test_records_are_compared_with_the_same_plain_decoding_and_change_trees_only() -> None:
+    changing = {arm.name: arm for arm in sections.parse("hybrid/auto@records")}
+    assert {arm.states for arm in changing.values() if arm.kind == "auto"} == {"records"}
+    assert sections.reference_of(changing["hybrid/auto-cycle@records"]) == "hybrid/ar"
+    assert changing["hybrid/auto-cycle@records"].widths == plan.AUTO_WIDTHS
     named = sections.parse("hybrid/behaviour@records:tree-radix")
     assert [(arm.name, arm.states) for arm in named] == [
         ("hybrid/ar-radix", "snapshots"), ("hybrid/tree-radix@records", "records"),

@@ -128,6 +128,9 @@ def test_the_proof_of_records_covers_what_they_import_as_well() -> None:
 def test_the_proof_of_changing_widths_covers_what_they_import_as_well() -> None:
     found = imported("auto/worker.py", "worker.py", "algo.py", "hooks.py")
     assert found - CHOICE == {*proofs.STATE_SOURCES, *proofs.AUTO_SOURCES}
+    found = imported("auto/records.py", "auto/worker.py", "worker.py", "algo.py", "hooks.py")
+    kept = {*proofs.RECORD_SOURCES, *proofs.AUTO_RECORD_SOURCES}
+    assert found - CHOICE == {*proofs.STATE_SOURCES, *proofs.AUTO_SOURCES, *kept}
 
 
 def test_mode_auto_needs_a_record_of_changing_widths() -> None:
@@ -151,6 +154,10 @@ def test_an_edit_of_how_widths_change_withdraws_proofs_of_auto_alone(tmp_path: P
     tree, auto = proofs.engine_digest(package), proofs.auto_digest(package)
     (package / "auto" / "policy.py").write_text("changed")
     assert proofs.auto_digest(package) == auto
+    kept = proofs.auto_digest(package, "records")
+    (package / "auto" / "records.py").write_text("changed")
+    assert proofs.auto_digest(package) == auto != kept
+    assert proofs.auto_digest(package, "records") != kept
     (package / "auto" / "captures.py").write_text("changed")
     assert proofs.auto_digest(package) != auto
     assert proofs.engine_digest(package) == tree

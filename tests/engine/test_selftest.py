@@ -95,10 +95,17 @@ def test_arms_of_changing_widths_run_last_and_with_snapshots_only(
         return {arm.name: {"ok": False, "error": "not run"} for arm in arms}
 
     monkeypatch.setattr(selftest, "run_arms", run_arms)
-    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--states", "records"]), tmp_path)
+    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--tp", "2"]), tmp_path)
     assert "auto" not in asked
-    selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER)]), tmp_path)
-    assert asked.count("auto") == 2
+    for more in ([], ["--states", "records"]):
+        asked.clear()
+        selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), *more]), tmp_path)
+        assert asked.count("auto") == 2
+
+
+def test_changing_widths_over_records_are_proven_by_their_own_sources() -> None:
+    proof = selftest.record([*ROWS, *AUTO_ROWS], "12.0", 98.0, 0.0, "records")
+    assert proof["auto"] == proofs.auto_digest(states="records") != proofs.auto_digest()
 
 
 def test_records_are_proven_by_records_of_their_own(tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_every_tree_of_a_run_keeps_states_as_asked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(selftest, "run_arms", run_arms)
     selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--states", "records"]), tmp_path)
     for arm in ran:
-        assert ("--speculative-ddtree-states records" in " ".join(arm.argv(tmp_path))) == (arm.kind == "tree")
+        assert ("--speculative-ddtree-states records" in " ".join(arm.argv(tmp_path))) == (arm.kind in ("tree", "auto"))
 
 
 @pytest.mark.parametrize(

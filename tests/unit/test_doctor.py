@@ -444,6 +444,19 @@ def test_mode_auto_is_proven_by_a_record_of_changing_widths() -> None:
     assert "unproven" in ids(found(raw, changing.model_copy(update={"widths": (8, 128)})))
 
 
+def test_mode_auto_with_records_is_proven_by_both() -> None:
+    raw, rules = healthy(), engine_rules()
+    changing = settings(mode=Mode.AUTO, widths=(8, 16), states="records", max_running_requests=1)
+    kept = {"states": "records", "engine": rules.engine_digest(states="records")}
+    for auto, wanted in (
+        (None, ["unproven"]),
+        (rules.auto_digest(), ["unproven"]),
+        (rules.auto_digest(states="records"), []),
+    ):
+        raw["proofs"] = {"r.json": proof(**kept, auto=auto)}
+        assert ids(found(raw, changing)) == wanted
+
+
 def test_mode_auto_needs_a_width_as_long_as_the_drafters_chain() -> None:
     raw = healthy()
     raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest())}

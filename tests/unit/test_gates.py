@@ -222,6 +222,9 @@ def test_mode_auto_is_attested_by_its_widths() -> None:
     told = info()
     told["internal_states"][0]["ddtree"] = block
     assert attest.judge(settings, RELEASE, told, []).findings == ()
+    kept = settings.model_copy(update={"states": "records"})
+    (found,) = attest.judge(kept, RELEASE, told, []).findings
+    assert found == "states: asked for records, resolved snapshots"
     block["widths"] = ["8", "16", "chain"]
     (found,) = attest.judge(settings, RELEASE, told, []).findings
     assert found == "widths: asked for ['8', '32', 'chain'], resolved ['8', '16', 'chain']"

@@ -94,6 +94,7 @@ def test_states_are_said_where_a_tree_keeps_records() -> None:
 
     tree = flags(Mode.TREE, "snapshots")
     assert flags(Mode.TREE, "records") == [*tree, "--speculative-ddtree-states", "records"]
+    assert flags(Mode.AUTO, "records") == [*flags(Mode.AUTO, "snapshots"), "--speculative-ddtree-states", "records"]
     for mode in (Mode.AR, Mode.LINEAR, Mode.SHADOW_LINEAR):
         assert flags(mode, "records") == flags(mode, "snapshots")
 

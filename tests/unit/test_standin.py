@@ -288,10 +288,12 @@ def test_tokens_depend_on_the_prompt_and_on_nothing_else(start: Start) -> None:
 
 
 def test_mode_auto_is_a_tree_of_its_widest_width(start: Start) -> None:
-    server = start(*TREE[:4], "--speculative-ddtree-mode", "auto", "--speculative-ddtree-widths", "8,64,16").up()
+    auto = ("--speculative-ddtree-mode", "auto", "--speculative-ddtree-widths", "8,64,16")
+    server = start(*TREE[:4], *auto, "--speculative-ddtree-states", "records").up()
     block = server.get("/server_info")[1]["internal_states"][0]["ddtree"]
     assert (block["mode"], block["budget"], block["verify_rows"]) == ("auto", 64, 65)
     assert block["widths"] == ["8", "16", "64", "chain"]
+    assert block["states"] == "records"
 
 
 def test_it_drains_on_sigterm(start: Start) -> None:

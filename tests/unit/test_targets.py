@@ -93,7 +93,7 @@ def test_more_than_one_instance_and_no_default() -> None:
         ("ct200", {"topk_cap": 0}, "topk_cap 0 is out of range"),
         ("ct200", {"mode": Mode.AUTO, "widths": (8, 0)}, "widths (8, 0) is out of range"),
         ("ct200", {"mode": Mode.AUTO, "widths": (8, 8)}, "widths [8, 8] names one width twice"),
-        ("ct200", {"mode": Mode.AUTO, "states": "records"}, "states as records in mode auto"),
+        ("ct200", {"mode": Mode.AUTO, "states": "records", "widths": (8, 65)}, "states as records with width 65"),
         ("ct200", {"mode": Mode.AUTO, "gpus": (2, 3)}, "2 GPUs in mode auto"),
         ("ct200", {"states": "rings"}, "states 'rings' is neither 'snapshots' nor 'records'"),
         ("ct200", {"gpus": (8,)}, "GPU 8 is out of range: the host has 8 (0 to 7)"),
@@ -140,6 +140,8 @@ def test_mode_auto_takes_widths_and_trees_take_a_budget() -> None:
 
 def test_how_states_are_kept_is_an_option_of_trees() -> None:
     [target] = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.TREE, states="records")).targets
+    assert target.settings.states == "records"
+    [target] = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.AUTO, states="records", gpus=(2,))).targets
     assert target.settings.states == "records"
     selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.SHADOW_LINEAR, states="records"))
     assert "--states records has no effect in mode shadow-linear" in selection.notices[-1]

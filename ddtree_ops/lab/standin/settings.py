@@ -117,7 +117,7 @@ def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
             "mode": mode, "budget": budget, "topk_cap": topk, "allow_hybrid_unsafe": unsafe, "block_size": block,
             "keep_spine": bool(getattr(args, DDTREE + "keep_spine", None)),
             "verify_rows": budget + 1 if mode in VERIFIES else block, "hybrid_verdict": verdict,
-            "states": (getattr(args, DDTREE + "states", None) or "snapshots") if mode == "tree" else "snapshots",
+            "states": (getattr(args, DDTREE + "states", None) or "snapshots") if mode in VERIFIES else "snapshots",
         }  # fmt: skip
         if mode == "auto":
             public["widths"] = [*map(str, widths(args)), "chain"]

@@ -209,7 +209,7 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoCo
             budget=config.budget,
             states=kept,
             tp=tp,
-            auto=proofs.auto_digest() if auto is not None else None,
+            auto=proofs.auto_digest(states=kept) if auto is not None else None,
             dense=not hybrid,
         )
         proof, why = find_proof(config, wanted)

@@ -33,11 +33,15 @@ def register() -> None:
 
 def worker_class(server_args: Any) -> type:
     """Factory for SGLang's registry: the worker of the settings that the arguments were resolved to."""
-    from sglang_ddtree import config, records
+    from sglang_ddtree import config, records, states
     from sglang_ddtree.auto.settings import AutoResolved
 
     if not isinstance(config.of(server_args), AutoResolved):
         return records.worker_class(server_args)
+    if states.recording(server_args) is not None:
+        from sglang_ddtree.auto.records import AutoRecordsWorker
+
+        return AutoRecordsWorker
     from sglang_ddtree.auto.worker import AutoWorker
 
     return AutoWorker

@@ -66,6 +66,8 @@ AUTO_SOURCES = (
     "auto/worker.py",
     "states.py",
 )
+# And where each of its widths leaves records; RECORD_SOURCES are in the other digest.
+AUTO_RECORD_SOURCES = ("auto/records.py",)
 # Classes that wrap another one's layers: the vision wrapper of Qwen3.5 runs the text model's own, state for state.
 FAMILY = {"Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM"}
 _PACKAGE = Path(__file__).parent
@@ -109,9 +111,9 @@ def engine_digest(root: Path = _PACKAGE, states: str = "snapshots", tp: int = 1)
     return _digest(root, (*STATE_SOURCES, *more))
 
 
-def auto_digest(root: Path = _PACKAGE) -> str:
+def auto_digest(root: Path = _PACKAGE, states: str = "snapshots") -> str:
     """sha256 over the sources that a round of mode auto computes with beyond a tree's."""
-    return _digest(root, AUTO_SOURCES)
+    return _digest(root, (*AUTO_SOURCES, *(AUTO_RECORD_SOURCES if states == "records" else ())))
 
 
 def _digest(root: Path, sources: tuple[str, ...]) -> str:

@@ -10,8 +10,10 @@ All hooks pass through on a pool without records.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +30,18 @@ _GIBI = 1 << 30
 def of_pool(req_to_token_pool: Any) -> HybridTree | None:
     """Trees and records of a pool of requests; None where it has no recurrent states, or snapshots of them."""
     return getattr(getattr(req_to_token_pool, "mamba_pool", None), _ATTRIBUTE, None)
+
+
+@contextlib.contextmanager
+def using(req_to_token_pool: Any, kept: HybridTree) -> Iterator[None]:
+    """Other trees and records in the place of a pool's own, which come back: those of a narrower width."""
+    pool = req_to_token_pool.mamba_pool
+    own = getattr(pool, _ATTRIBUTE)
+    setattr(pool, _ATTRIBUTE, kept)
+    try:
+        yield
+    finally:
+        setattr(pool, _ATTRIBUTE, own)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     if config.budget > states.MAX_BUDGET:
         return (
             f"records are written for at most {states.MAX_BUDGET} nodes and the budget is {config.budget}; "
-            f"set --speculative-ddtree-budget {states.MAX_BUDGET} or {instead}"
+            f"set --speculative-ddtree-budget {states.MAX_BUDGET}, or no wider width in mode auto, or {instead}"
         )
     key, value = facts.heads or (0, 0)
     if key < 16 or key & (key - 1) or value < 16 or value & (value - 1):
@@ -265,11 +265,6 @@ def auto_reasons(args: Any, config: DDTreeConfig, facts: Facts, auto: AutoConfig
         found.append(
             "each rank would choose by costs and counts of its own, and they must run the same width; set "
             "--tensor-parallel-size 1, or use --speculative-ddtree-mode tree"
-        )
-    if facts.states == states.RECORDS:
-        found.append(
-            "records of recurrent states are of one width; use --speculative-ddtree-states snapshots, or "
-            "--speculative-ddtree-mode tree"
         )
     backend = args.cuda_graph_config.decode.backend
     if auto.choice == "measured" and backend != "full":

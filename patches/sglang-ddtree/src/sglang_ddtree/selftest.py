@@ -118,7 +118,7 @@ def record(
         "driver": proofs.running_driver(),
         "max_budget": max(BUDGETS),
         "passed": not reasons,
-        **suite.auto_key(rows),
+        **suite.auto_key(rows, kept),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
         "suite": {"seconds": round(seconds, 1), "unproven": reasons, "rows": summary(rows)},
     }
@@ -144,7 +144,7 @@ def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, An
         own = with_weights(dataclasses.replace(chosen, states=options.states))
         return plan.spread(own, options.tp, nccl_only=options.nccl_only)
 
-    one_width = options.states != states.SNAPSHOTS or options.tp > 1  # mode auto is refused with either
+    one_width = options.tp > 1  # each rank would choose for itself, which mode auto refuses
     chosen = [loaded(arm) for arm in arms(pair) if not (one_width and arm.kind == "auto")]
     results = run_arms(
         chosen,

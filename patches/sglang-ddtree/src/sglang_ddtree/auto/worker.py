@@ -50,20 +50,23 @@ class AutoWorker(DDTreeWorker):
 
     def _allocate(self) -> None:
         super()._allocate()
-        capacity = self.trees.tokens.shape[0]
-        self.widths = self._widths(capacity)
+        self.widths = self._widths()
         self.totals = torch.zeros((3, len(self.widths)), dtype=torch.int64, device=self.device)
         self.bounds = torch.tensor(intervals(self.ddtree.shapes), dtype=torch.int32, device=self.device)
 
-    def _widths(self, capacity: int) -> list[Width]:
+    def _widths(self) -> list[Width]:
         resolved = self.ddtree
         assert isinstance(resolved, AutoResolved)
         found = []
         for place, shape in enumerate(resolved.shapes):
             own = resolved.of_shape(shape)
-            trees = TreeBuffers.allocate(capacity, own.rows, self.device)
+            trees = self._trees(own.rows)
             found.append(Width(shape, own, trees, None, told_by(resolved.shapes, place)))
         return found
+
+    def _trees(self, rows: int) -> TreeBuffers:
+        """What a shape of so many rows builds its trees in, for as many requests as the widest."""
+        return TreeBuffers.allocate(self.trees.tokens.shape[0], rows, self.device)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
@@ -80,8 +83,11 @@ class AutoWorker(DDTreeWorker):
         found = {self.ddtree.rows: captures.home(target)}
         for width in reversed(self.widths):
             if width.resolved.rows not in found:
-                found[width.resolved.rows] = captures.capture(target, width.resolved)
+                found[width.resolved.rows] = self._captured(target, width.resolved)
         self.widths = [dataclasses.replace(width, capture=found[width.resolved.rows]) for width in self.widths]
+
+    def _captured(self, target: Any, resolved: config.Resolved) -> Capture:
+        return captures.capture(target, resolved)
 
     def _chooser(self) -> Cycle | Measured:
         shapes = [width.shape for width in self.widths]

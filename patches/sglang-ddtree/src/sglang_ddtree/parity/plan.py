@@ -362,8 +362,8 @@ def costs_of_eight(target: str) -> list[Arm]:
 
 
 def recording(arm: Arm) -> Arm:
-    """The same arm with states kept as records, which take next to no memory; only a tree of one width has any."""
-    if arm.kind != "tree":
+    """The same arm with states kept as records, which take next to no memory; only arms that verify trees have any."""
+    if arm.kind not in ("tree", "auto"):
         return arm
     memory = (1, 2) if arm.memory == (2, 2) else arm.memory
     return dataclasses.replace(arm, name=f"{arm.name}@records", states="records", memory=memory)

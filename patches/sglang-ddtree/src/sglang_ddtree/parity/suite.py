@@ -94,7 +94,7 @@ def about_auto(row: dict[str, Any]) -> bool:
     return str(row["arm"]).partition("/")[2].startswith("auto")
 
 
-def auto_key(rows: list[dict[str, Any]]) -> dict[str, str]:
+def auto_key(rows: list[dict[str, Any]], kept: str) -> dict[str, str]:
     """What a record says of mode auto: its sources, if arms in that mode ran, all were right, and side branches of
     trees were accepted in them. Otherwise nothing, which leaves what is said of trees of one width as it is.
     """
@@ -102,7 +102,7 @@ def auto_key(rows: list[dict[str, Any]]) -> dict[str, str]:
 
     own = [row for row in rows if about_auto(row)]
     shown = any(row.get("off_spine") for row in own) and not any(row["wrong"] for row in own)
-    return {"auto": proofs.auto_digest()} if shown else {}
+    return {"auto": proofs.auto_digest(states=kept)} if shown else {}
 
 
 def kept_by(arms: list[Arm]) -> str:
@@ -135,7 +135,7 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
         "driver": proofs.running_driver(),
         "max_budget": max(arm.budget for arm in arms),
         "passed": not any(row["wrong"] for row in fixed),
-        **auto_key(rows),
+        **auto_key(rows, kept),
         "when": when,
         "suite": {"gpu": device, "torch": torch.__version__, "arms": [row["arm"] for row in rows], "wrong": wrong},
     }
