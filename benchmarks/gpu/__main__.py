@@ -143,7 +143,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def carry_out(session: Session, chosen: list[planner.Stage], options: argparse.Namespace, limit_s: float) -> int:
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     session.out.mkdir(parents=True, exist_ok=True)
     for taken in pack.unpack(session.work, session.out):
         session.say(f"taken up: {taken}")
@@ -162,4 +161,5 @@ def carry_out(session: Session, chosen: list[planner.Stage], options: argparse.N
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the stages end, too
     sys.exit(main())

@@ -6,22 +6,16 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ports import reserved_port
 
 from benchmarks.gpu import capture, overlay
 
 ROOT = Path(__file__).parents[2]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_overlay_is_the_patched_engine_and_leaves_sglang_alone(sglang_src: Path, tmp_path: Path) -> None:
@@ -55,14 +49,15 @@ def test_a_python_finds_the_plugin_through_the_overlay(sglang_src: Path, tmp_pat
 
 @pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None, reason="the CPU engine needs tokenizers")
 def test_a_servers_answers_are_captured_without_the_hosts_paths(tmp_path: Path) -> None:
-    pair, port = ROOT / "patches/selftest-pair", free_port()
+    pair = ROOT / "patches/selftest-pair"
     argv = [
-        sys.executable, "-m", "sglang_ddtree.cpu.server", "--model-path", str(pair / "target"), "--port", str(port),
+        sys.executable, "-m", "sglang_ddtree.cpu.server", "--model-path", str(pair / "target"),
         "--speculative-algorithm", "DDTREE", "--speculative-draft-model-path", str(pair / "drafter"),
         "--speculative-ddtree-mode", "tree", *capture.MORE,
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "patches/sglang-ddtree/src")}
-    found = capture.capture(argv, environment, port, tmp_path)
+    with reserved_port() as port:
+        found = capture.capture([*argv, "--port", str(port)], environment, port, tmp_path)
     assert found == []
     exchanges = {one["name"]: one for one in json.loads((tmp_path / "exchanges.json").read_text())}
     assert set(exchanges) == {question.name for question in capture.QUESTIONS}
@@ -78,6 +73,7 @@ def test_a_servers_answers_are_captured_without_the_hosts_paths(tmp_path: Path) 
 
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", "raise SystemExit('CUDA out of memory')"]
-    found = capture.capture(argv, os.environ, free_port(), tmp_path)
+    with reserved_port() as port:
+        found = capture.capture(argv, os.environ, port, tmp_path)
     assert found == ["the server did not become healthy", "CUDA out of memory"]
     assert json.loads((tmp_path / "summary.json").read_text())["wrong"] == found

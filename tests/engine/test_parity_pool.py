@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ what = spec["jobs"][0]["say"]
 with open(pathlib.Path(sys.argv[1]).parent / "order", "a") as order:
     order.write(what + "\\n")
 if what == "hang":
+    pathlib.Path(sys.argv[1]).with_name("hangs").touch()
     time.sleep(600)
 if what == "crash" or what == "crash-rank-1" and sys.argv[3] == "1":
     sys.exit("Boom: the arm fell over")
@@ -45,7 +47,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(pool, "PROGRAM", (str(program),))
     out = tmp_path / "out"
 
-    def ask(arms: list[Arm], seconds: float = 60.0, parallel: int = 1, **more: Any) -> tuple[Any, list[str]]:
+    def ask(arms: list[Arm], seconds: float = 600.0, parallel: int = 1, **more: Any) -> tuple[Any, list[str]]:
         order = out / "order"
         order.unlink(missing_ok=True)
         results = pool.run_arms(arms, out, parallel, time.monotonic() + seconds, **more)
@@ -62,8 +64,16 @@ def test_arms_run_in_order_and_a_crash_stops_none(asked: Any) -> None:
     assert not results["a/2"].get("late")
 
 
-def test_at_the_deadline_what_runs_is_killed_and_what_waits_is_not_started(asked: Any) -> None:
-    results, order = asked([arm("a/1", "hang"), arm("a/2", "two")], seconds=2.0)
+def test_at_the_deadline_what_runs_is_killed_and_what_waits_is_not_started(
+    asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, hangs = time.monotonic(), tmp_path / "out" / "hangs"
+
+    def monotonic() -> float:
+        return began + 1000.0 * hangs.exists()  # the time is up as soon as it hangs, however long it takes to start
+
+    monkeypatch.setattr(pool, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    results, order = asked([arm("a/1", "hang"), arm("a/2", "two")])
     assert order == ["hang"]
     assert "ran out of time" in results["a/1"]["error"]
     assert "not started" in results["a/2"]["error"]
@@ -100,7 +110,7 @@ def test_as_many_processes_run_at_once_as_were_asked_for(running: list[int], tp:
 
 
 def test_a_rank_that_fell_ends_its_partners(asked: Any) -> None:
-    results, _ = asked([arm("a/1", "crash-rank-1", 2), arm("a/2", "two")], seconds=120.0)
+    results, _ = asked([arm("a/1", "crash-rank-1", 2), arm("a/2", "two")])
     assert "Boom: the arm fell over" in results["a/1"]["error"]
     assert not results["a/1"].get("late")
     assert results["a/2"]["ok"]

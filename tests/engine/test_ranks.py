@@ -142,7 +142,7 @@ def test_a_greedy_round_pays_for_agreement_only_where_it_is_needed(
     monkeypatch.setattr(sampler, "SYNC_TOKEN_IDS_ACROSS_TP", flag)
     group, reqs = Group(ranks), program.requests(**request_values)
     positions = torch.arange(program.BATCH * 2).view(program.BATCH, 2)
-    logits = torch.randn(program.BATCH * 2, 20)
+    logits = torch.randn(program.BATCH * 2, 20, generator=torch.Generator().manual_seed(6))
     target = verify.target_tokens(logits, positions, program.laws(greedy), reqs, RequestTags("cpu").of(reqs), group)
     assert group.sent == sent
     assert not greedy or torch.equal(target.view(-1), logits.argmax(-1))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waiting import LIMIT_S
 
 from ddtree_ops.ui.output import Output
 from ddtree_ops.ui.streams import Patient, gone, patient_streams
@@ -68,7 +69,9 @@ def test_json_is_json_on_a_stream_of_ascii(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def run(args: list[str], stdout: int) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    return subprocess.run(
+        [*COMMAND, *args], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
+    )
 
 
 def test_a_reader_that_left_is_no_failure() -> None:
