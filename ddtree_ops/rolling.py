@@ -156,7 +156,7 @@ def _not_begun(host: HostSpec, settings: Settings) -> Outcome:
 
 @dataclass
 class Soak:
-    """Watches what a batch deployed; what does not stay healthy is taken back."""
+    """Watches what a batch deployed; what does not stay healthy is taken back, at once if nothing else is left."""
 
     run: Deploy
     token: Token
@@ -166,9 +166,9 @@ class Soak:
         good = {each.target: each for each in outcomes if each.status.good}
         sick: dict[str, tuple[int, str]] = {}
         deadline = Deadline.after(seconds, self.run.clock)
-        while not deadline.passed and not self.token.is_set:
+        while (alive := set(good) - self._dead(sick)) and not deadline.passed and not self.token.is_set:
             self.run.clock.sleep(min(LOOK_EVERY_S, deadline.left))
-            for status in statuses(self._watched(set(good) - self._dead(sick))):
+            for status in statuses(self._watched(alive)):
                 bad = status.health not in (Health.HEALTHY, Health.UNREACHABLE)
                 times = sick.get(status.target, (0, ""))[0] + 1 if bad else 0
                 sick[status.target] = (times, status.line)

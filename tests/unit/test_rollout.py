@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from fakehost import host_of, settings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddtree_ops import rolling
 from ddtree_ops.clock import FakeClock
 from ddtree_ops.errors import ExitCode, RolledBackError, UnreachableError, UsageError
+from ddtree_ops.interrupt import Token
+from ddtree_ops.model import HostSpec, Settings
 from ddtree_ops.outcome import Outcome, Status, worst
 from ddtree_ops.rollout import REST, Rollout, Rules, parse_batches, split
+from ddtree_ops.status import Health
 
 HOSTS = [f"h{number}" for number in range(1, 9)]
 
@@ -123,6 +130,32 @@ def test_a_canary_that_dies_in_the_soak_stops_the_rest() -> None:
     _, outcomes, _ = rollout({"h1 soaking": Status.ROLLED_BACK}, Rules(CANARY, soak_s=60))
     assert statuses(outcomes)["h1"] == "rolled back"
     assert statuses(outcomes)["h2"] == "not begun"
+
+
+@pytest.mark.parametrize(("dying", "seconds"), [({"h1", "h2"}, 2 * rolling.LOOK_EVERY_S), ({"h1"}, 600.0)])
+def test_a_batch_is_watched_for_as_long_as_something_of_it_lives(
+    dying: set[str], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[list[str]] = []
+
+    def statuses(watched: Sequence[tuple[HostSpec, Sequence[Settings]]]) -> list[SimpleNamespace]:
+        looked.append([host.name for host, _ in watched])
+        ends = {name: Health.DOWN if name in dying else Health.HEALTHY for name in looked[-1]}
+        return [SimpleNamespace(target=f"{name}:a", health=health, line="") for name, health in ends.items()]
+
+    class Watcher(rolling.Soak):
+        def _back(self, outcome: Outcome, _why: str) -> Outcome:
+            return replace(outcome, status=Status.ROLLED_BACK)
+
+    monkeypatch.setattr(rolling, "statuses", statuses)
+    clock, each = FakeClock(), settings()
+    names = {name: (host_of(each, name=name), [each]) for name in ("h1", "h2")}
+    watcher = Watcher(SimpleNamespace(clock=clock), Token(), names)  # type: ignore[arg-type]
+    outcomes = watcher([Outcome(name, "a", Status.DEPLOYED) for name in names], 600.0)
+    assert {each.host for each in outcomes if each.status is Status.ROLLED_BACK} == dying
+    assert clock.now == seconds
+    assert looked[:2] == [["h1", "h2"]] * 2  # one bad look is none
+    assert all(watched == ["h2"] for watched in looked[2:])
 
 
 def test_the_whole_has_a_deadline() -> None:
