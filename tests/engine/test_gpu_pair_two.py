@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cpu_pair import FOLDER
+from sglang_ddtree import selftest
+from sglang_ddtree.parity import models, pool, suite
 from sglang_ddtree.parity.plan import Arm
 
-from benchmarks.gpu import pair_two
+from benchmarks.gpu import judge, pair_two, stages, tables
 
 CHOSEN = pair_two.arms(FOLDER)
 QUESTION = pair_two.QUESTION
@@ -147,3 +151,56 @@ def test_the_clock_is_on_the_pairs_own_prompts(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [job["lines"]] * len(seen)
     assert found["tokens_per_round"] == pytest.approx(2.0)
     assert found["batch"] == 8
+
+
+# Stands for an arm's process: answers the jobs that its question has, as its rank; the second rank of one mode parts.
+PLAYED = """
+import json, pathlib, sys
+asked, rank = json.loads(pathlib.Path(sys.argv[1]).read_text()), int(sys.argv[3])
+results = []
+for job in asked["jobs"]:
+    if job["job"] == "timed":
+        results.append({"job": "timed", "batch": job["batch"], "ms_per_round": 3.0, "tok_per_s": 900.0 * asked["tp"],
+                        "tokens_per_round": 2.5, "spread_ms": [3.0]})
+    else:
+        ids = [[7] * ask["params"]["max_new_tokens"] for ask in job["asks"]]
+        results.append({"job": job["job"], "ids": ids, "finish": ["length"] * len(ids), "rounds": [40] * len(ids)})
+found = {"ok": True, "start_s": 9.0, "states": "snapshots", "results": results}
+if asked["tp"] > 1:
+    assert {"--disable-custom-all-reduce"} <= set(asked["argv"])
+    assert pathlib.Path(asked["store"]).parent == pathlib.Path(sys.argv[1]).parent
+    found["sums"] = [1, 2, 3 + rank * ("PARTS" in asked["argv"])] if "tree" in asked["argv"] else []
+pathlib.Path(sys.argv[2]).write_text(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_the_stage_is_carried_out_from_its_command_to_its_table(
+    parts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "played.py"
+    program.write_text(PLAYED.replace('"PARTS"', '"--speculative-ddtree-mode"') if parts else PLAYED)
+    monkeypatch.setattr(pool, "PROGRAM", (str(program),))
+    monkeypatch.setattr(models, "write", lambda *_args, **_given: None)
+    out = tmp_path / "pair-two"
+    status = pair_two.main(["--out", str(out), "--parallel", "4", "--limit-s", "120"])
+    verdict = judge.judge("pair-two", judge.Outcome(out, status))
+    assert (status, verdict.status) == ((1, "red") if parts else (0, "green")), verdict.reasons
+    report = {"about": {}, "stages": {"pair-two": {"result": json.loads((out / "report.json").read_text())["rows"]}}}
+    lines = [line for line in tables.pair_two(report).splitlines() if line.startswith("| tree-16")]
+    assert [line.split(" | ")[1] for line in lines] == ["1", "8"]
+    assert ("rank 1 parted from rank 0 in tree round 2 of 3" in lines[0]) == parts
+    assert ("| 900 | 1800 | 2.00 | 0 of 12 | 3 | holds |" in lines[0]) == (not parts)
+
+
+def test_suite_and_self_test_take_the_flags_of_their_stages() -> None:
+    filled = {"{cores}": "16", "{limit}": "300"}
+    programs = {"sglang_ddtree.parity.suite": suite.arguments, "sglang_ddtree.selftest": selftest.arguments}
+    found = {}
+    for stage in stages.stages(stages.Setting("python", Path("/w"), 32)):
+        if stage.argv[2] in programs:
+            options = programs[stage.argv[2]]([filled.get(word, word) for word in stage.argv[3:]])
+            found[stage.name] = (options.tp, options.nccl_only)
+    on_two = {name for name, flags in found.items() if flags == (2, True)}
+    assert on_two == {"parity-two", "selftest-two", "selftest-two-records"}
+    assert {flags for name, flags in found.items() if name not in on_two} == {(1, False)}
