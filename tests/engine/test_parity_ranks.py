@@ -89,10 +89,45 @@ def test_no_round_is_summed_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> Non
         return run
 
     monkeypatch.setattr(jobs, "JOBS", {name: job(name) for name in ("tokens", "timed")})
+    monkeypatch.setattr(arm, "meet", lambda: None)
     for name in ("timed", "tokens"):
         arm.answered(None, {"job": name}, None, 1, seen)
     assert during == {"timed": False, "tokens": True}
     assert seen.on
+
+
+@pytest.mark.parametrize("name", ["tokens", "timed"])
+def test_ranks_wait_for_rank_0s_turn_and_it_keeps_it_until_all_have_ended(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    from sglang_ddtree.parity import arm, jobs
+
+    lock, events = str(tmp_path / "lock"), []  # type: tuple[str, list[tuple[str, bool]]]
+
+    def happens(what: str) -> None:
+        with Path(f"{lock}.0").open("a") as place:
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                events.append((what, True))
+            else:
+                events.append((what, False))
+
+    def job(_session: Any) -> dict[str, Any]:
+        happens("job")
+        return {}
+
+    job.__name__ = name
+    monkeypatch.setattr(jobs, "JOBS", {name: job})
+    monkeypatch.setattr(arm, "meet", lambda: happens("meet"))
+    arm.answered(None, {"job": name}, lock, 2, agreement.Watch())
+    happens("after")
+    assert events == [("meet", True), ("job", True), ("meet", True), ("after", False)]
+    events.clear()
+    arm.answered(None, {"job": name}, lock, 2)  # of one rank: nobody to meet
+    assert events == [("job", True)]
 
 
 def test_a_proof_says_how_many_gpus_its_arms_shared() -> None:

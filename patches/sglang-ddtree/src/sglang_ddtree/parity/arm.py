@@ -162,10 +162,31 @@ def answered(session: Any, entry: dict[str, Any], lock: str | None, places: int,
     job = JOBS[entry.pop("job")]
     hold = alone if job.__name__ in EXCLUSIVE else turn
     unseen = seen.pause() if seen is not None and job.__name__ in EXCLUSIVE else contextlib.nullcontext()
-    with hold(lock, places), unseen:
+    with hold(lock, places), unseen, lockstep(seen is not None):
         begin = time.perf_counter()
         found = job(session, **entry)
         return {"job": job.__name__, **found, "took_s": round(time.perf_counter() - begin, 2)}
+
+
+@contextlib.contextmanager
+def lockstep(several: bool) -> Iterator[None]:
+    """A job of several ranks: none begins before rank 0 has its turn, nor goes on before all have ended.
+
+    They wait on the CPU. A rank that began by itself would wait in a kernel for the sums of the others, and its GPU
+    would give it every other slice of time beside an arm that is on the clock.
+    """
+    if several:
+        meet()
+    yield
+    if several:
+        meet()
+
+
+def meet() -> None:
+    """Wait until all ranks of this model are here."""
+    from sglang.srt.distributed import get_tp_group
+
+    get_tp_group().barrier()
 
 
 def main(spec_path: str, out_path: str, rank: int = 0) -> int:
