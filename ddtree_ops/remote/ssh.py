@@ -15,7 +15,6 @@ import contextlib
 import logging
 import queue
 import selectors
-import shlex
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -30,6 +29,7 @@ from ddtree_ops.remote.base import Completed
 from ddtree_ops.remote.files import FilesOverRun, bounded, ended
 from ddtree_ops.remote.known_hosts import KnownHosts
 from ddtree_ops.remote.lines import Feed, Lines
+from ddtree_ops.remote.shell import for_any_shell
 from ddtree_ops.remote.ssh_auth import Keys
 from ddtree_ops.remote.ssh_config import Hop, find_route, load_config
 from ddtree_ops.remote.ssh_errors import explain_connect
@@ -107,7 +107,7 @@ class SshRemote(FilesOverRun):
     ) -> Completed:
         transport, pulse = self._transport()
         self.round_trips += 1
-        command = shlex.join(bounded(argv, deadline_s, sudo=sudo and self.route[-1].user != "root"))
+        command = for_any_shell(bounded(argv, deadline_s, sudo=sudo and self.route[-1].user != "root"))
         exchange = Exchange(self.name, argv[0], transport, pulse, self._silence_s)
         try:
             rc, out, err = exchange.run(command, stdin, Deadline.after(deadline_s + 6.0, self._clock), on_line)

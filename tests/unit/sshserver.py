@@ -21,7 +21,7 @@ class SshServer:
     """``frozen`` stops answering anything, ``freeze_on_exec`` only as a command is asked for; ``port``: it listens.
 
     ``on_probe`` is called for each question whether the link still lives, before it is answered; ``greeting`` is what
-    the login shell runs before a command.
+    the login shell runs before a command, ``shell`` that shell.
     """
 
     host_key: paramiko.PKey
@@ -31,6 +31,7 @@ class SshServer:
     frozen: threading.Event = field(default_factory=threading.Event)
     freeze_on_exec: bool = False
     greeting: str = ""
+    shell: str = "/bin/sh"
     on_probe: Callable[[], None] = field(default=lambda: None)
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     transports: list[paramiko.Transport] = field(default_factory=list)
@@ -139,7 +140,7 @@ class _Session(paramiko.ServerInterface):
 
     def _execute(self, channel: paramiko.Channel, command: str) -> None:
         with subprocess.Popen(
-            ["/bin/sh", "-c", self._server.greeting + command],
+            [self._server.shell, "-c", self._server.greeting + command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -141,6 +141,21 @@ def test_a_login_shell_that_greets_spoils_no_file(open_ssh: Open, server: SshSer
         remote.get(str(tmp_path / "nothing"), deadline_s=60)
 
 
+@pytest.mark.parametrize("shell", ["zsh", "tcsh", "fish"])
+def test_any_login_shell_will_do(open_ssh: Open, server: SshServer, tmp_path: Path, shell: str) -> None:
+    found = shutil.which(shell)
+    if found is None:
+        pytest.skip(f"{shell} is not installed here")
+    server.shell, path, words = found, tmp_path / "it's !50% $x\n", ["a\nb", "it's", "!!", "\\", "$HOME", "é"]
+    remote = open_ssh()
+    remote.put(b"\0one\ntwo!", str(path), deadline_s=60)
+    assert remote.get(str(path), deadline_s=60) == b"\0one\ntwo!"
+    done = remote.run(["printf", "%s|", *words], deadline_s=60)
+    assert (done.rc, done.text, done.err_text) == (0, "".join(f"{word}|" for word in words), "")
+    with pytest.raises(RefusedError, match="could not be read"):
+        remote.get(str(tmp_path / "nothing"), deadline_s=60)
+
+
 def test_a_command_that_takes_too_long_is_ended_on_the_host_too(open_ssh: Open) -> None:
     with pytest.raises(DeadlineError, match="took longer than 1 s and was ended"):
         open_ssh().run(["sh", "-c", "sleep 600.0123; true"], deadline_s=1)
