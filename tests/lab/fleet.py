@@ -129,6 +129,17 @@ def running(machine: Machine, instance: str) -> str | None:
     return argv[argv.index("--weight-version") + 1] if "--weight-version" in argv else None
 
 
+def until_said(client: subprocess.Popen[str], words: str) -> str:
+    """What a command says up to the line with these words; an error if it ends without them."""
+    assert client.stdout is not None
+    said = ""
+    for line in client.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"it never said {words!r}: {said}")
+
+
 def result(cli: Cli, *words: str, expect: int | Sequence[int] = 0) -> dict[str, Any]:
     """The one JSON document of a command."""
     value: dict[str, Any] = json.loads(cli(*words, "--json", expect=expect).stdout)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import tarfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fleet import Cli, Disk, main_pid, outcomes, result, running
+from fleet import Cli, Disk, main_pid, outcomes, result, running, until_said
+from waiting import LIMIT_S, until
 
 from ddtree_ops.lab.machine import Machine
 
@@ -86,8 +86,8 @@ def linear(cli: Cli, settled: Machine) -> Iterator[str]:
     ("faults", "words", "said"),
     [
         (["CRASH_AT_START=1"], (), "CUDA out of memory"),
-        (["HANG_LOADING=1"], ("--health-timeout", "4"), "not healthy after 4 s; last seen: loading weights"),
-        (["HANG_COMPLETION=1"], ("--health-timeout", "5"), "a completion failed"),
+        (["HANG_LOADING=1"], ("--health-timeout", "10"), "not healthy after 10 s; last seen: loading weights"),
+        (["HANG_COMPLETION=1"], ("--health-timeout", "15"), "a completion failed"),  # begins once it is ready
         (["SHORT_COMPLETION=1"], (), "a completion returned 4 tokens where 8 were asked for"),
         (["WEIGHT_VERSION=feedfacefeed"], (), "the server that answers is release feedfacefeed"),
         (["REFUSE_HYBRID=1"], (), "has not passed its parity suite"),
@@ -168,18 +168,18 @@ def test_states_are_told_apart(cli: Cli, settled: Machine) -> None:
     assert health() == "starting"
     settled.set_faults(["CRASH_AT_START=1", "LOAD_S=0.1"])
     systemctl("restart")
-    _until(lambda: health() == "restarting")
-    _until(lambda: health() == "failed", 40)
+    until(lambda: health() == "restarting", "restarting")
+    until(lambda: health() == "failed", "failed")
     settled.set_faults(["WEIGHT_VERSION=feedfacefeed"])
     systemctl("reset-failed")
     systemctl("start")
-    _until(lambda: health() == "up but wrong")
+    until(lambda: health() == "up but wrong", "up but wrong")
     settled.set_faults(["MODE=ar"])
     systemctl("restart")
-    _until(lambda: health() == "up but wrong")
+    until(lambda: health() == "up but wrong", "up but wrong")
     settled.set_faults(None)
     systemctl("restart")
-    _until(lambda: health() == "healthy")
+    until(lambda: health() == "healthy", "healthy")
     settled.cut()
     try:
         assert health() == "unreachable"
@@ -187,36 +187,33 @@ def test_states_are_told_apart(cli: Cli, settled: Machine) -> None:
         settled.heal()
 
 
-def _until(true: Callable[[], bool], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.3)
-
-
 @pytest.mark.usefixtures("linear")
 def test_two_terminals_at_once(cli: Cli, settled: Machine) -> None:
-    settled.set_faults(["LOAD_S=4"])
     first = cli.start("deploy", "lab1", *TREE)
-    _until(lambda: Disk.of(settled).seen["lock"] is not None)
+    until(lambda: Disk.of(settled).seen["lock"] is not None, "it holds the lock")
+    first.send_signal(signal.SIGSTOP)  # it holds the lock for as long as the second one needs to look at it
     refused = outcomes(cli, "deploy", "lab1", *TREE, expect=7)["lab1:main"]
     assert "for: deploy main" in refused["error"]["found"]
     assert refused["error"]["next"] == "ddtree-ops unlock lab1"
     assert "being changed by" in cli("status", "lab1", expect=(0, 8)).stdout
-    waited = outcomes(cli, "deploy", "lab1", *TREE, "--wait", "60")["lab1:main"]
-    assert waited["status"] == "unchanged"
-    assert first.wait(60) == 0
-    said, _ = first.communicate()
-    assert waited["release"] == running(settled, "main"), said
+    second = cli.start("deploy", "lab1", *TREE, "--wait", "240")
+    until_said(second, "; waiting, ")
+    first.send_signal(signal.SIGCONT)
+    said, _ = first.communicate(timeout=LIMIT_S)
+    assert first.returncode == 0, said
+    said, _ = second.communicate(timeout=LIMIT_S)
+    assert (second.returncode, "already runs and is healthy" in said) == (0, True), said
+    there = Disk.of(settled).instance("main")
+    assert running(settled, "main") == there["current"] == there["state"]["proven"]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_while_it_loads(cli: Cli, settled: Machine, linear: str, sent: signal.Signals) -> None:
     settled.set_faults(["ONLY=tree", "HANG_LOADING=1"])
     client = cli.start("deploy", "lab1", *TREE)
-    _until(lambda: running(settled, "main") not in (linear, None))
+    until(lambda: running(settled, "main") not in (linear, None), "the new server runs")
     client.send_signal(sent)
-    said, _ = client.communicate(timeout=60)
+    said, _ = client.communicate(timeout=LIMIT_S)
     assert client.returncode == 130, said
     assert "interrupted" in said
     assert running(settled, "main") == linear
@@ -227,16 +224,19 @@ def test_interrupted_while_it_loads(cli: Cli, settled: Machine, linear: str, sen
 
 
 def test_a_second_interrupt_ends_at_once_and_the_lock_says_whose_it_is(cli: Cli, settled: Machine, linear: str) -> None:
-    settled.set_faults(["ONLY=tree", "HANG_LOADING=1", "SLOW_STOP_S=8"])
+    settled.set_faults(["ONLY=tree", "HANG_LOADING=1"])
     client = cli.start("deploy", "lab1", *TREE)
-    _until(lambda: running(settled, "main") not in (linear, None))
-    client.send_signal(signal.SIGINT)
-    time.sleep(1.0)
-    client.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    client.communicate(timeout=30)
-    assert client.returncode == 130
-    assert time.monotonic() - began < 2
+    until(lambda: running(settled, "main") not in (linear, None), "the new server runs")
+    settled.freeze()  # whatever it asks the host now is not answered: it can end by waiting for nothing, or late
+    try:
+        client.send_signal(signal.SIGINT)
+        until_said(client, "interrupted: taking back what was begun")
+        client.send_signal(signal.SIGINT)
+        said, _ = client.communicate(timeout=LIMIT_S)
+    finally:
+        settled.thaw()
+    assert client.returncode == 130, said
+    assert said.rstrip().endswith("ended at once; the host's lock names this command until it runs out")
     disk = Disk.of(settled)
     disk.invariants()
     assert disk.seen["lock"]["purpose"] == "deploy main"
