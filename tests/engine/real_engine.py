@@ -101,6 +101,7 @@ class Arm:
     """One server. kind: ar, dflash, linear, shadow-linear, tree or auto, which takes another of its widths or the
     chain every round; fault: one of sglang_on_cpu.FAULTS, put in.
 
+    graphs: the batches whose decode graphs are recorded; none means that rounds run without.
     tp: ranks. saved: weights from a checkpoint, which ranks cut, instead of a draw in place, which they cannot share.
     """
 
@@ -120,6 +121,7 @@ class Arm:
     tp: int = 1
     saved: bool = False
     states: str = "snapshots"
+    graphs: tuple[int, ...] = ()
 
     def argv(self, folder: Path) -> list[str]:
         """Arguments of sglang.launch_server; `folder` holds the models' configurations."""
@@ -135,7 +137,9 @@ class Arm:
             "triton",
         ]
         args += ["--sampling-backend", "pytorch", "--grammar-backend", "none", "--page-size", "1"]
-        args += ["--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"]
+        args += ["--cuda-graph-backend-prefill", "disabled"]
+        args += ["--cuda-graph-backend-decode", "full" if self.graphs else "disabled"]
+        args += ["--cuda-graph-bs-decode", *map(str, self.graphs)] if self.graphs else []
         args += ["--disable-radix-cache", "--random-seed", "7", "--log-level", "warning"]
         args += [] if self.overlap else ["--disable-overlap-schedule"]
         args += ["--max-running-requests", str(self.requests), "--max-total-tokens", "512", "--context-length", "128"]
@@ -165,6 +169,7 @@ class Arm:
             "late_seeds": self.seeded,
             "fault": self.fault,
             "tp": self.tp,
+            "graphs": bool(self.graphs),
         }
 
 

@@ -1,7 +1,8 @@
 """Arms of the real engine on a CPU: `python -m sglang_on_cpu SPEC.json OUT.json [SPEC OUT ..]`.
 
 SGLang is imported once; each arm is a fork of it, since a scheduler leaves global state behind. A spec is that of
-`sglang_ddtree.parity.arm`, with "fault": a name of FAULTS or null, and "tp": as many forks, which talk over gloo.
+`sglang_ddtree.parity.arm`, with "fault": a name of FAULTS or null, "graphs": whether decode graphs are recorded
+(graphs_on_cpu), and "tp": as many forks, which talk over gloo.
 Triton runs every kernel in its interpreter; what follows stands where SGLang asks for a GPU or for a package that
 only a GPU needs, and nowhere else.
 """
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import graphs_on_cpu
 import torch
 import torchvision_stub
 
@@ -192,10 +194,28 @@ def records_of_the_widest() -> None:
     HybridTree.commit = commit  # type: ignore[method-assign]
 
 
+def trees_replaced_after_capture() -> None:
+    """Rounds go on in trees that no captured pass knows. Without graphs nobody would notice."""
+    from sglang_ddtree import records
+    from sglang_ddtree.records_worker import RecordsWorker
+
+    original = RecordsWorker.init_cuda_graphs
+
+    def init_cuda_graphs(self: Any) -> None:
+        original(self)
+        pool = self._target_worker.model_runner.req_to_token_pool
+        copies = {name: tensor.clone() for name, tensor in vars(self.trees).items()}
+        self.trees = dataclasses.replace(self.trees, **copies)
+        setattr(pool.mamba_pool, records._ATTRIBUTE, dataclasses.replace(records.of_pool(pool), tree=self.trees))
+
+    RecordsWorker.init_cuda_graphs = init_cuda_graphs
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
         commit_of_the_root, rows_in_a_chain, keys_left_in_place, records_in_a_chain, records_of_the_widest,
+        trees_replaced_after_capture,
     )
 }  # fmt: skip
 
@@ -209,7 +229,19 @@ def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, toget
     known = {tuple(ask["ids"]): [*ask["ids"], *line] for ask, line in zip(asked, lines, strict=True)}
     session.worker.informant.known = known
     found = tokens(session, asks=asks, together=together)
-    return {**found, "overlap": bool(session.scheduler.enable_overlap)}
+    return {**found, "overlap": bool(session.scheduler.enable_overlap), "replays": dict(graphs_on_cpu.REPLAYS)}
+
+
+def timed_and_told_tokens(session: Any, **given: Any) -> dict[str, Any]:
+    """`told_tokens` behind what mode auto does at its start: replays of every width's graphs, here on no clock."""
+    from sglang_ddtree.auto.timing import measure_widths
+
+    def timer(work: Callable[[], None]) -> float:
+        work()
+        return 1.0
+
+    table = measure_widths(session.worker, timer)
+    return {**told_tokens(session, **given), "batches": list(table.batches)}
 
 
 def among_ranks(ranks: int) -> None:
@@ -224,10 +256,12 @@ def among_ranks(ranks: int) -> None:
 def arm(spec: str, out: str, rank: int = 0) -> int:
     from sglang_ddtree.parity import arm, jobs
 
-    jobs.JOBS["told_tokens"] = told_tokens
+    jobs.JOBS |= {job.__name__: job for job in (told_tokens, timed_and_told_tokens)}
     given = json.loads(Path(spec).read_text())
     if given["fault"] is not None:
         FAULTS[given["fault"]]()
+    if given["graphs"]:
+        graphs_on_cpu.install()
     if given["tp"] > 1:
         among_ranks(given["tp"])
     return arm.main(spec, f"{out}.{rank}" if rank else out, rank)
