@@ -61,6 +61,19 @@ def test_a_cell_is_the_median_of_its_timings() -> None:
     assert set(count.values()) == {costs.REPEATS}
 
 
+def test_a_disturbance_that_lasts_disturbs_no_cell() -> None:
+    """As long as two and a half passes over the table, in which everything takes three times as long."""
+    calls = 0
+
+    def beside_another(batch: int, shape: int) -> float:
+        nonlocal calls
+        calls += 1
+        return exact(batch, shape) * (3.0 if 5 <= calls < 5 + 15 else 1.0)
+
+    table = measure((1, 4), (8, 32, 15), beside_another)
+    assert table.ms == tuple(tuple(exact(b, s) for s in range(3)) for b in (1, 4))
+
+
 @pytest.mark.parametrize("wrong", [(1, 1), (4, 2), (4, 0)])
 def test_what_contradicts_its_neighbours_is_timed_once_more(wrong: tuple[int, int]) -> None:
     """The chain's 15 nodes stand last in the list and lie between the widths."""

@@ -62,17 +62,19 @@ def batches_to_measure(captured: Iterable[int], most: int = MOST_BATCHES) -> tup
 def measure(batches: Sequence[int], nodes: Sequence[int], time_ms: Callable[[int, int], float]) -> CostTable:
     """The table. time_ms(batch, shape): one timing of one round; nodes: of each shape.
 
-    Each cell is the median of REPEATS timings. Where more nodes or more requests seem cheaper than fewer by more than
-    NOISE, both cells are timed once more, and the second answer counts.
+    Each cell is the median of REPEATS timings, one in each pass over all cells: what disturbs the GPU for a while
+    (another process that starts beside this one, a clock that still rises) is in every cell and in no cell's median.
+    Where more nodes or more requests seem cheaper than fewer by more than NOISE, both cells are timed once more, and
+    the second answer counts.
     """
-    cells = {(b, s): _median(time_ms, b, s) for b in batches for s in range(len(nodes))}
-    for place in sorted(_suspects(cells, batches, nodes)):
-        cells[place] = _median(time_ms, *place)
+    cells = _medians(time_ms, [(b, s) for b in batches for s in range(len(nodes))])
+    cells |= _medians(time_ms, sorted(_suspects(cells, batches, nodes)))
     return CostTable(tuple(batches), tuple(tuple(cells[b, s] for s in range(len(nodes))) for b in batches))
 
 
-def _median(time_ms: Callable[[int, int], float], batch: int, shape: int) -> float:
-    return statistics.median(time_ms(batch, shape) for _ in range(REPEATS))
+def _medians(time_ms: Callable[[int, int], float], places: Sequence[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    passes = [{place: time_ms(*place) for place in places} for _ in range(REPEATS)]
+    return {place: statistics.median(one[place] for one in passes) for place in places}
 
 
 def _suspects(
