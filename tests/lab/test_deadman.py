@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
 
 WITHIN_S = 6
+ARMED = "/opt/ddtree/instances/qwen/armed.json"
 
 
 def until_back(host: Machine, release: str, seconds: float = 240) -> None:
@@ -22,7 +24,12 @@ def until_back(host: Machine, release: str, seconds: float = 240) -> None:
 
 
 def armed(host: Machine) -> bool:
-    return "armed.json" in host.inside("ls", "/opt/ddtree/instances/qwen").stdout
+    return host.inside("test", "-e", ARMED, ok=(0, 1)).returncode == 0
+
+
+def said_by_the_switch(host: Machine) -> str:
+    """The journal of what the timers of this boot ran."""
+    return host.inside("journalctl", "-o", "cat", "--unit", "ddtree-takeback-qwen-*.service", ok=(0, 1)).stdout
 
 
 def armed_change(host: Machine, within_s: float) -> tuple[Agent, str, str]:
@@ -70,17 +77,18 @@ def test_a_full_disk_keeps_nothing_from_being_taken_back_or_pruned(host: Machine
 
 
 def test_a_confirmed_release_stays_and_nothing_is_left_waiting(host: Machine) -> None:
-    caller, _first, second = armed_change(host, WITHIN_S)
+    within = 3 * WITHIN_S  # not over before it is confirmed
+    caller, _first, second = armed_change(host, within)
     assert "ddtree-takeback-qwen" in host.inside("systemctl", "list-timers", "--all").stdout
     assert do(caller, "confirm", instance="qwen")["was_armed"] is True
-    time.sleep(WITHIN_S + 2)
+    time.sleep(within + 2)
     assert current(host) == second
     assert runs(host) == "/bin/sleep 1002"
     assert "ddtree-takeback" not in host.inside("systemctl", "list-timers", "--all").stdout
 
 
 def test_arming_again_keeps_a_living_change_alive(host: Machine) -> None:
-    within = 2 * WITHIN_S
+    within = 3 * WITHIN_S
     caller, first, second = armed_change(host, within)
     for _ in range(2):
         time.sleep(within / 2 + 0.5)  # twice more than once
@@ -90,23 +98,27 @@ def test_arming_again_keeps_a_living_change_alive(host: Machine) -> None:
 
 
 def test_another_change_that_holds_the_lock_is_waited_for(host: Machine) -> None:
-    caller, first, second = armed_change(host, WITHIN_S)
+    caller, first, second = armed_change(host, 3 * WITHIN_S)  # not over before the other one holds the lock
     do(caller, "unlock", token="client")
     caller.token = None
-    do(caller, "lock", token="other", owner="eve@elsewhere", purpose="deploy other", lease_s=WITHIN_S + 8)
-    time.sleep(WITHIN_S + 3)
+    do(caller, "lock", token="other", owner="eve@elsewhere", purpose="deploy other", lease_s=600)
+    until(lambda: "eve@elsewhere" in said_by_the_switch(host), "it is due and was refused", every_s=0.5)
     assert current(host) == second
+    assert armed(host)
+    do(caller, "unlock", token="other")
     until_back(host, first)
 
 
 def test_a_reboot_in_between_before_the_deadline(host: Machine, lab: Lab) -> None:
     """By a power cut, the hardest kind: what was not flushed is lost."""
-    _caller, first, _second = armed_change(host, 45)
+    _caller, first, second = armed_change(host, 45)
+    deadline = json.loads(host.inside("cat", ARMED).stdout)["deadline"]
     host.powercut()
     lab.power_on(host)
-    assert armed(host)
     until_back(host, first)
     assert runs(host) == "/bin/sleep 1001"
+    taken_back = do(agent(host), "facts")["instances"]["qwen"]["state"]["taken_back"]
+    assert taken_back[second]["at"] >= deadline  # not as it booted
 
 
 def test_a_host_that_was_off_past_the_deadline_takes_back_when_it_boots(host: Machine, lab: Lab) -> None:

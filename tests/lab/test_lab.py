@@ -80,9 +80,10 @@ def test_units_restart_fail_and_keep_a_journal(host: Machine) -> None:
     host.inside("sh", "-c", 'printf %s "$1" >/etc/systemd/system/x.service', "sh", unit)
     said(host, "systemctl daemon-reload")
     said(host, "systemctl start x")
-    shown = said(host, "sh -c 'sleep 0.3; systemctl show x -p ActiveState -p Result -p ExecMainStatus'")
-    assert set(shown.splitlines()) == {"ActiveState=failed", "Result=exit-code", "ExecMainStatus=3"}
-    assert "from-the-unit" in said(host, "journalctl -u x -o cat")
+    until(lambda: "=failed" in said(host, "systemctl show x -p ActiveState"), "it has ended")
+    shown = said(host, "systemctl show x -p Result -p ExecMainStatus")
+    assert set(shown.splitlines()) == {"Result=exit-code", "ExecMainStatus=3"}
+    until(lambda: "from-the-unit" in said(host, "journalctl -u x -o cat"), "the journal has what it said")
 
 
 def test_users_with_and_without_sudo(host: Machine) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from fleet import Cli, outcomes
 from ports import reserved_port
+from waiting import until
 
 from ddtree_ops.lab.lab import Lab
 from ddtree_ops.lab.machine import Machine
@@ -148,9 +149,11 @@ def test_rolling_restart_loses_no_request_and_cuts_no_stream(behind: tuple[Route
     for thread in threads:
         thread.start()
     try:
-        time.sleep(2)
+        until(lambda: clients.done >= CLIENTS, "every client is at work")
+        before = clients.done
         found = outcomes(cli, "deploy", "both", "--restart", "--parallel", "1")
-        time.sleep(2)
+        during = clients.done - before
+        until(lambda: clients.done >= before + during + CLIENTS, "they go on")
     finally:
         clients.stop.set()
         for thread in threads:
@@ -160,8 +163,8 @@ def test_rolling_restart_loses_no_request_and_cuts_no_stream(behind: tuple[Route
         "lab2:main": "deployed",
     }
     assert clients.failed == []
-    assert clients.done > 40
-    assert clients.streams > 15
+    assert during > CLIENTS  # also those that did not run already when it began
+    assert clients.streams > CLIENTS
     assert router.healthy() == 2
 
 
