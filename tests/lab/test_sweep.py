@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-import time
+
+from waiting import LIMIT_S, until
 
 from ddtree_ops.lab.machine import Machine
 
@@ -22,17 +23,10 @@ def current(host: Machine) -> str:
     return str(Disk.of(host).instance("main")["current"])
 
 
-def until_armed(host: Machine) -> None:
-    deadline = time.monotonic() + 120
-    while not armed(host):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
-
-
 def test_a_sweep_recommends_and_leaves_a_host_as_it_was(cli: Cli, host: Machine) -> None:
     cli("deploy", host.name, timeout=300)
     before = current(host)
-    host.set_faults(["ONLY=budget=32", "CRASH_AT_START=1"])
+    host.set_faults(["ONLY=budget=32", "CRASH_AT_START=1", "TOK_S=linear=40,tree=100"])
     seen = json.loads(cli("sweep", host.name, "--budgets", "8,32", *QUICK, "--json", timeout=600).stdout)
     assert [(arm["name"], arm["verdict"]) for arm in seen["arms"]] == [
         ("linear", "measured"),
@@ -52,11 +46,12 @@ def test_a_sweep_recommends_and_leaves_a_host_as_it_was(cli: Cli, host: Machine)
 def test_a_sweep_that_ends_early_puts_back_what_ran(cli: Cli, host: Machine) -> None:
     cli("deploy", host.name, timeout=300)
     before = current(host)
+    host.set_faults(["TOK_S=tree=2"])  # minutes of measuring
 
     interrupted = cli.start("sweep", host.name, "--budgets", "8", *QUICK)
-    until_armed(host)
+    until(lambda: armed(host), "it has begun")
     interrupted.send_signal(signal.SIGINT)
-    interrupted.communicate(timeout=120)
+    interrupted.communicate(timeout=2 * LIMIT_S)
     assert interrupted.returncode == 130
     assert current(host) == before
     assert not armed(host)
@@ -64,9 +59,9 @@ def test_a_sweep_that_ends_early_puts_back_what_ran(cli: Cli, host: Machine) -> 
     cli("status", host.name)
 
     killed = cli.start("sweep", host.name, "--budgets", "8", *QUICK)
-    until_armed(host)
+    until(lambda: armed(host), "it has begun")
     killed.kill()
-    killed.communicate(timeout=30)
+    killed.communicate(timeout=LIMIT_S)
     assert Disk.of(host).instance("main")["current"] is not None
     assert armed(host), "the host will take it back by itself"
     assert "sweep main" in str(Disk.of(host).seen["lock"])
