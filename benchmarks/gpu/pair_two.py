@@ -136,7 +136,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--limit-s", type=float, default=300)
     parser.add_argument("--gpu-lock", type=Path, help="shared with other suites that use the GPUs at the same time")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
     chosen = arms(options.pair)
     results = run_arms(
         chosen, options.out, options.parallel, time.monotonic() + options.limit_s,
@@ -149,4 +148,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the arms end, too
     sys.exit(main(sys.argv[1:]))
