@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 SCAFFOLD = ("site", "models")  # made anew by every run
-# A self-test's answers: laws over a whole vocabulary, tens of megabytes. Its record has what they showed, and no run
-# takes them up.
+# A self-test's answers: laws over a whole vocabulary, tens of megabytes. Its record has what they showed; a run in the
+# same place goes on from them, one elsewhere asks again.
 ANSWERS = "arms"
 CACHES = {  # what is compiled on first use, by Triton, FlashInfer and SGLang's own kernels
     "triton": Path.home() / ".triton" / "cache",

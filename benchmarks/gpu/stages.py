@@ -151,8 +151,8 @@ def server(at: Setting, name: str, arm: str, port: int) -> Stage:
 def selftest(at: Setting, name: str, states: str, flags: tuple[str, ...] = ()) -> Stage:
     """The pair proves this GPU for one way to keep states, and leaves a record."""
     argv = (at.python, "-m", "sglang_ddtree.selftest", "--pair", PAIR, "--proofs-dir", at.folder(f"{name}/proofs"),
-            "--out", at.folder(f"{name}/arms"), "--states", states, "--parallel", "{cores}", "--limit-s", "{limit}",
-            "--gpu-lock", at.folder("gpu.lock"), *flags)  # fmt: skip
+            "--out", at.folder(f"{name}/arms"), "--keep", "--states", states, "--parallel", "{cores}",
+            "--limit-s", "{limit}", "--gpu-lock", at.folder("gpu.lock"), *flags)  # fmt: skip
     several = "two GPUs to a model" if flags else "this GPU"
     why = f"the pair proves {several} with states kept as {states}; the record it leaves"
     return Stage(name, why, argv, limit_s=330, estimate_s=200, least_s=140, cores=5)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cpu_pair import FOLDER, tokenizer
 from sglang_ddtree import proofs, selftest
+from sglang_ddtree.parity import suite
 
 ROWS = [
     {"arm": "pair/ar", "kind": "ar", "dtype": "float32", "wrong": [], "off_spine": None, "start_s": 20.0},
@@ -154,6 +155,25 @@ def test_every_tree_of_a_run_keeps_states_as_asked(monkeypatch: pytest.MonkeyPat
     selftest.run(FOLDER, selftest.arguments(["--pair", str(FOLDER), "--states", "records"]), tmp_path)
     for arm in ran:
         assert ("--speculative-ddtree-states records" in " ".join(arm.argv(tmp_path))) == (arm.kind in ("tree", "auto"))
+
+
+def test_a_run_goes_on_from_its_own_answers_only_where_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources: list[str] = []
+
+    def run_arms(chosen: list[Any], *_args: Any, **options: Any) -> dict[str, Any]:
+        sources.append(options["sources"])
+        return {arm.name: {"ok": False, "error": "not run"} for arm in chosen}
+
+    monkeypatch.setattr(selftest, "run_arms", run_arms)
+    given = ["--pair", str(FOLDER), "--out", str(tmp_path)]
+    for more in ([], ["--keep"]):
+        selftest.run(FOLDER, selftest.arguments([*given, *more]), tmp_path)
+    assert sources == ["", suite.sources()]
+    with pytest.raises(SystemExit):
+        selftest.arguments(["--pair", str(FOLDER), "--keep"])
+    assert "name it with --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def run(pair: Path, options: argparse.Namespace, out: Path) -> list[dict[str, An
         time.monotonic() + options.limit_s,
         more=lambda found: [loaded(a) for a in suite.askable(chosen, found)],
         lock=options.gpu_lock,
+        sources=suite.sources() if options.keep else "",
     )
     return suite.judge(results, chosen) + suite.oracle_rows(chosen, results)
 
@@ -168,6 +169,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--pair", type=Path, required=True, help="the folder with target, drafter and prompts.json")
     parser.add_argument("--proofs-dir", type=Path, default=Path(config.DEFAULT_PROOFS))
     parser.add_argument("--out", type=Path, help="keep the arms' logs and answers here")
+    parser.add_argument(
+        "--keep", action="store_true", help="go on from the answers in OUT that these sources gave on this host"
+    )
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument(
         "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how trees keep recurrent states"
@@ -178,7 +182,10 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--nccl-only", action="store_true", help=suite.NCCL_HELP)
     parser.add_argument("--limit-s", type=float, default=LIMIT_S)
     parser.add_argument("--gpu-lock", type=Path, help="shared with parity suites that use the GPU at the same time")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.keep and options.out is None:
+        parser.error("--keep goes on from the answers in a folder: name it with --out")
+    return options
 
 
 def main(argv: list[str]) -> int:
