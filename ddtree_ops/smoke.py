@@ -7,13 +7,15 @@ back what was there if we are killed, also once the release is proven.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from ddtree_ops import operate, wiring
 from ddtree_ops.clock import Clock
+from ddtree_ops.connection import Connection
 from ddtree_ops.errors import DdtreeError, ExitCode
 from ddtree_ops.events import Event, Kind, Report
 from ddtree_ops.operate import How, Wanted
@@ -194,31 +196,35 @@ def put_back(
 def to_nothing(target: Target) -> tuple[Verdict, str]:
     """There was no release before: the unit is stopped and there is no current one again."""
     instance = target.settings.instance
-    connection = wiring.connect(target.host)
     try:
-        with connection.locked(f"smoke {instance}", 0.0, lambda _line: None, lambda: None):
+        with under_lock(target) as connection:
             args = {"instance": instance, "to": "none", "mark": False, "reason": REASON, "details": wiring.who()}
             connection.call("take_back", args, deadline_s=120.0 + target.settings.drain_timeout_s)
             connection.call("confirm", {"instance": instance})
     except DdtreeError as error:
         return Verdict.FAILED, error.found
-    finally:
-        connection.close()
     return Verdict.PASSED, "nothing was there before: the unit is stopped and there is no current release"
 
 
 def let_go(target: Target) -> str:
     """The release that was there before passed and stays: the host's switch goes off. Says why it could not."""
-    instance = target.settings.instance
-    connection = wiring.connect(target.host)
     try:
-        with connection.locked(f"smoke {instance}", 0.0, lambda _line: None, lambda: None):
-            connection.call("confirm", {"instance": instance})
+        with under_lock(target) as connection:
+            connection.call("confirm", {"instance": target.settings.instance})
     except DdtreeError as error:
         return f"the host's own switch could not be turned off: {error.found}"
+    return ""
+
+
+@contextmanager
+def under_lock(target: Target) -> Iterator[Connection]:
+    """A link to the target's host while we hold its lock. Raises LockedError at once where another holds it."""
+    connection = wiring.connect(target.host)
+    try:
+        with connection.locked(f"smoke {target.settings.instance}", 0.0, lambda _line: None, lambda: None):
+            yield connection
     finally:
         connection.close()
-    return ""
 
 
 def groups(cases: Iterable[Case]) -> dict[str, list[Case]]:
