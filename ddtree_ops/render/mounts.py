@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ddtree_ops.model import Settings
 from ddtree_ops.render.environment import CACHES
+from ddtree_ops.render.quote import is_control
 
 MODEL_CACHES = ("HF_HOME", "HF_HUB_CACHE")
 """Where a model that is a name and no path is found."""
@@ -25,5 +26,4 @@ def needed_paths(settings: Settings, root: str) -> list[str]:
 
 def _holdable(path: str) -> bool:
     """There the escapes for control characters are not undone, and ``..`` is refused."""
-    control = any(ord(char) < 0x20 or ord(char) == 0x7F for char in path)
-    return path.startswith("/") and not control and ".." not in path.split("/")
+    return path.startswith("/") and not any(map(is_control, path)) and ".." not in path.split("/")

@@ -16,6 +16,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@:=./,+-]+")
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
+def is_control(char: str) -> bool:
+    """Whether a unit can say ``char`` by an escape only."""
+    return ord(char) < 0x20 or ord(char) == 0x7F
+
+
 def quote_arg(word: str) -> str:
     """One argument of ``ExecStart=``. Raises ValueError for what none can hold (see ``text.unusable``)."""
     return _quote(word, dollar="$$")
@@ -49,6 +54,6 @@ def _escape(char: str, dollar: str) -> str:
         return "%%"
     if char == "$":
         return dollar
-    if ord(char) < 0x20 or ord(char) == 0x7F:
+    if is_control(char):
         return f"\\x{ord(char):02x}"
     return char
