@@ -28,7 +28,6 @@ ROOT = Path(__file__).parents[2]
 PAIR = ROOT / "patches" / "selftest-pair"
 CELLS = (("ar", 16), ("linear", 16), ("tree", 16), ("tree", 32))
 BATCHES = (1, 8)
-NEW_TOKENS = 96
 QUESTION = "pair/gaps"
 
 
@@ -39,10 +38,8 @@ def mode(kind: str, budget: int) -> str:
 def arms(pair: Path) -> list[Arm]:
     """For each mode its arm on one GPU and, behind it, its arm on two."""
     lines = selftest.load_prompts(pair)
-    asks = [{"ids": ids, "params": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}} for ids in lines]
-    jobs: tuple[dict[str, Any], ...] = (
-        {"job": "tokens", "together": False, "asks": asks[:4]},
-        {"job": "tokens", "together": True, "asks": asks},
+    jobs = (
+        *selftest.token_jobs(pair),
         *({"job": "timed", "batch": batch, "lines": lines[:batch], "short": 16, "long": 112} for batch in BATCHES),
     )
     found = []

@@ -28,7 +28,7 @@ def answer(arm: Arm) -> dict[str, Any]:
             results.append({"job": "timed", "batch": job["batch"], "ms_per_round": 3.0, "tok_per_s": 900.0,
                             "tokens_per_round": 2.5, "spread_ms": [3.0]})  # fmt: skip
         else:
-            ids = [[ask["ids"][0]] * pair_two.NEW_TOKENS for ask in job["asks"]]
+            ids = [[ask["ids"][0]] * selftest.NEW_TOKENS for ask in job["asks"]]
             results.append({"job": job["job"], "ids": ids, "finish": ["length"] * len(ids), "rounds": [40] * len(ids)})
     found = {"ok": True, "start_s": 9.0, "states": arm.states, "results": results}
     return found if arm.tp == 1 else {**found, "sums": [1, 2, 3], "ranks": 2, "apart": []}

@@ -45,16 +45,25 @@ def load_prompts(pair: Path) -> list[list[int]]:
     return [entry["ids"] for entry in json.loads((pair / "prompts.json").read_text())]
 
 
-def arms(pair: Path) -> list[Arm]:
-    """Plain decoding, DFLASH, linear, a tree of each budget, and the arms whose every node is looked at."""
-    asks = [{"ids": ids, "params": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}} for ids in load_prompts(pair)]
-    jobs = (
+def requests(pair: Path) -> list[dict[str, Any]]:
+    return [{"ids": ids, "params": {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}} for ids in load_prompts(pair)]
+
+
+def token_jobs(pair: Path) -> tuple[dict[str, Any], ...]:
+    """The pair's requests, some alone and all as a batch."""
+    asks = requests(pair)
+    return (
         {"job": "tokens", "together": False, "asks": asks[:4]},
         {"job": "tokens", "together": True, "asks": asks},
     )
+
+
+def arms(pair: Path) -> list[Arm]:
+    """Plain decoding, DFLASH, linear, a tree of each budget, and the arms whose every node is looked at."""
+    jobs = token_jobs(pair)
     cells = [("ar", 16), ("dflash", 16), ("linear", 16), *(("tree", budget) for budget in BUDGETS)]
     found = [arm(pair, f"{kind}-{b}" if kind == "tree" else kind, kind, jobs, b) for kind, b in cells]
-    record = ({"job": "record_trees", "rounds": ORACLE_ROUNDS, "asks": asks[:2]},)
+    record = ({"job": "record_trees", "rounds": ORACLE_ROUNDS, "asks": requests(pair)[:2]},)
     eager = ("--disable-overlap-schedule",)
     found += [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
     return [*found, changing(pair, "auto-cycle", jobs), changing(pair, "auto-oracle", record, eager)]
