@@ -22,6 +22,7 @@ from sglang_ddtree.kernels.topk import TopKWorkspace, draft_topk
 
 pytestmark = pytest.mark.gpu
 DEPTHS, K, VOCAB = 15, 8, 32000
+POISON = 0xA5
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,7 @@ class Round:
         for tensor, high in ((self.bonus, VOCAB), (self.lens, 2000), (self.target, VOCAB), (self.table, 10**6)):
             tensor.random_(1, high, generator=gen)
         self.pool.copy_(torch.randperm(64, generator=gen, device="cuda")[: self.bs])
+        self.mask.fill_(POISON)  # a round writes its own cells alone, and where they lie depends on the lengths
 
     def launch(self) -> None:
         shape = (self.bs, DEPTHS, K)
