@@ -107,7 +107,7 @@ def test_how_states_are_kept_is_chosen_by_flag_file_or_environment(
 ) -> None:
     from sglang_ddtree import states
 
-    assert states.from_environment() == "snapshots"
+    assert states.from_environment() is None
     parse(*TREE, "--speculative-ddtree-states", "records")
     assert states.from_environment() == "records"
     file = tmp_path / "server.yaml"
@@ -189,7 +189,7 @@ def test_resolved_settings_say_how_states_are_kept(
     # In linear mode nothing is asked of the models; in a tree the choice reaches the rules.
     facts = args.gather_facts(None, None, config.DDTreeConfig(mode="linear"))
     if mode == "tree":
-        facts = refusals.Facts(hybrid="gdn", states=states.from_environment())
+        facts = refusals.Facts(hybrid="gdn", states=states.from_environment() or states.SNAPSHOTS)
     monkeypatch.setattr(args, "gather_facts", lambda *_: facts)
     given = stub_args(speculative_num_draft_tokens=None if mode == "linear" else 17)
     resolved = resolve(given)

@@ -198,7 +198,7 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoCo
     proof, why = (None, [])
     tp = int(view.tp_size)
     capability = compute_capability(int(view.base_gpu_id) + int(view.gpu_id_step) * rank for rank in range(tp))
-    kept = states.from_environment() if config.mode == "tree" else states.SNAPSHOTS
+    kept = (states.from_environment() if config.mode == "tree" else None) or states.SNAPSHOTS
     if config.mode == "tree" and proofs.needs_proof(bool(hybrid), tp):
         wanted = proofs.Combination(
             architecture=architecture,

@@ -22,10 +22,10 @@ MAX_BUDGET = 64  # nodes the record kernels are written for; kernels.gdn_verify.
 _MEBI = 1 << 20
 
 
-def from_environment() -> str:
-    """The choice in the environment, snapshots by default. Raises ValueError on any other word."""
-    word = os.environ.get(ENV) or SNAPSHOTS
-    if word not in CHOICES:
+def from_environment() -> str | None:
+    """The choice in the environment, None if none was made. Raises ValueError on any other word."""
+    word = os.environ.get(ENV) or None
+    if word is not None and word not in CHOICES:
         raise ValueError(f"{ENV} is {word!r}; states of trees are kept as {' or '.join(CHOICES)}.")
     return word
 
