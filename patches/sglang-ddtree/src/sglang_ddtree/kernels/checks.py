@@ -95,12 +95,17 @@ def buffers_of(
 
 
 def check_topk(s: Sizes) -> float:
-    """Ids exact, log-probabilities within float32 rounding, on float32 and bfloat16 logits; shards merge."""
+    """Ids exact, log-probabilities within float32 rounding, on float32 and bfloat16 logits; shards merge.
+
+    The best of one row lie side by side, those of another are equal and far apart.
+    """
     rng = np.random.default_rng(1)
-    worst, k = 0.0, 8
-    for dtype in (torch.float32, torch.bfloat16):
+    worst = 0.0
+    for dtype, k in ((torch.float32, 8), (torch.bfloat16, 8), (torch.float32, 20), (torch.bfloat16, 64)):
         logits = torch.from_numpy(rng.normal(size=(6, s.vocab)).astype(np.float32) * 4).to(dtype)
         logits[1, : s.vocab // 2] = float("-inf")
+        logits[2, s.vocab // 3 : s.vocab // 3 + k] += 40
+        logits[3, 11 :: s.vocab // 90] = 30
         rows = logits.float().numpy()
         halves = []
         for start, size in ((0, s.vocab), (0, s.vocab // 2 + 1), (s.vocab // 2 + 1, s.vocab - s.vocab // 2 - 1)):

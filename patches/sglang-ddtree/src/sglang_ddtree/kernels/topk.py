@@ -1,7 +1,10 @@
 """Top-k and log-sum-exp of logit rows in two launches, and their merge over vocabulary shards.
 
-The first launch reads the logits once, in chunks: each program keeps its chunk's k best keys and its
-part of the log-sum-exp. The second merges the chunks of a row.
+The first launch reads the logits once and keeps two floats of each sub-chunk of columns: its maximum and its
+part of the log-sum-exp. The second, one program per row, picks the k sub-chunks with the best maxima and looks
+for the row's k best columns in those alone. That is exact, ties included: sub-chunks are ordered as their best
+columns are, by value and then by the lower column, so each of the k sub-chunks holds a column that comes before
+every column of a sub-chunk left out.
 """
 
 from dataclasses import dataclass
@@ -13,66 +16,88 @@ import triton.language as tl
 from sglang_ddtree.kernels.buffers import check, require
 from sglang_ddtree.kernels.keys import key_column, key_value, ordered_key
 
-CHUNK = 4096
+CHUNK = 4096  # columns of a program of the first launch
 MAX_K = 64
+
+
+def columns_of_a_maximum(k: int) -> int:
+    """Columns of a sub-chunk.
+
+    The second launch goes k times through both the sub-chunks of a row and the columns of k of them, so a larger
+    k takes smaller ones.
+    """
+    return 256 if k <= 8 else 128 if k <= 16 else 64
 
 
 @dataclass(frozen=True)
 class TopKWorkspace:
-    """Per-chunk results of the first launch."""
+    """Per-sub-chunk results of the first launch."""
 
-    keys: torch.Tensor  # int64 [R, C, k]
-    maxima: torch.Tensor  # float32 [R, C]
-    sums: torch.Tensor  # float32 [R, C], sum of exp(logit - maximum)
+    maxima: torch.Tensor  # float32 [R, S]
+    sums: torch.Tensor  # float32 [R, S], sum of exp(logit - maximum)
 
     @classmethod
     def allocate(cls, rows: int, vocab: int, k: int, device: torch.device | str) -> "TopKWorkspace":
-        """For up to ``rows`` rows of up to ``vocab`` valid columns."""
-        chunks = triton.cdiv(vocab, CHUNK)
+        """For up to ``rows`` rows of up to ``vocab`` valid columns, and for k or fewer."""
+        shape = (rows, triton.cdiv(vocab, columns_of_a_maximum(k)))
         return cls(
-            keys=torch.empty((rows, chunks, k), dtype=torch.int64, device=device),
-            maxima=torch.empty((rows, chunks), dtype=torch.float32, device=device),
-            sums=torch.empty((rows, chunks), dtype=torch.float32, device=device),
+            maxima=torch.empty(shape, dtype=torch.float32, device=device),
+            sums=torch.empty(shape, dtype=torch.float32, device=device),
         )
 
 
 @triton.jit
-def _topk_chunks_kernel(
-    logits_ptr, scale_ptr, keys_ptr, maxima_ptr, sums_ptr,
-    row_stride, num_valid, chunks, rows_per_scale,
-    K: tl.constexpr, CHUNK: tl.constexpr, SCALE: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    col = chunk * CHUNK + tl.arange(0, CHUNK)
-    inside = col < num_valid
+def _columns(logits_ptr, scale_ptr, row, row_stride, rows_per_scale, col, inside, SCALE: tl.constexpr):
+    """Float32 logits of a row, -inf where NaN or not inside. Both launches must see the same bits."""
     x = tl.load(logits_ptr + row * row_stride + col, mask=inside, other=float("-inf")).to(tl.float32)
     if SCALE:
         x = x / tl.load(scale_ptr + row // rows_per_scale).to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))
-    top = tl.max(x, 0)
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
+def _topk_chunks_kernel(
+    logits_ptr, scale_ptr, maxima_ptr, sums_ptr,
+    row_stride, num_valid, subs, rows_per_scale,
+    CHUNK: tl.constexpr, SUB: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    sub = tl.program_id(1) * (CHUNK // SUB) + tl.arange(0, CHUNK // SUB)
+    col = sub[:, None] * SUB + tl.arange(0, SUB)[None, :]
+    x = _columns(logits_ptr, scale_ptr, row, row_stride, rows_per_scale, col, col < num_valid, SCALE)
+    top = tl.max(x, 1)
     safe = tl.where(top > float("-inf"), top, 0.0)
-    cell = row * chunks + chunk
-    tl.store(maxima_ptr + cell, top)
-    tl.store(sums_ptr + cell, tl.sum(tl.exp(x - safe), 0))
-    lowest = tl.full([CHUNK], -0x8000000000000000, tl.int64)
-    keys = tl.where(inside, ordered_key(x, col), lowest)
-    for i in range(K):
-        best = tl.max(keys, 0)
-        tl.store(keys_ptr + cell * K + i, best)
-        keys = tl.where(keys == best, lowest, keys)
+    cell = row * subs + sub
+    tl.store(maxima_ptr + cell, top, mask=sub < subs)
+    tl.store(sums_ptr + cell, tl.sum(tl.exp(x - safe[:, None]), 1), mask=sub < subs)
 
 
 @triton.jit
 def _topk_merge_chunks_kernel(
-    keys_ptr, maxima_ptr, sums_ptr, ids_ptr, values_ptr, lse_ptr,
-    vocab_start, chunks,
-    K: tl.constexpr, NP: tl.constexpr, CP: tl.constexpr, NORMALISE: tl.constexpr,
+    logits_ptr, scale_ptr, maxima_ptr, sums_ptr, ids_ptr, values_ptr, lse_ptr,
+    row_stride, num_valid, subs, rows_per_scale, vocab_start,
+    K: tl.constexpr, KP: tl.constexpr, SUB: tl.constexpr, SP: tl.constexpr,
+    SCALE: tl.constexpr, NORMALISE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, CP)
-    maxima = tl.load(maxima_ptr + row * chunks + part, mask=part < chunks, other=float("-inf"))
-    sums = tl.load(sums_ptr + row * chunks + part, mask=part < chunks, other=0.0)
+    sub = tl.arange(0, SP)
+    maxima = tl.load(maxima_ptr + row * subs + sub, mask=sub < subs, other=float("-inf"))
+    sums = tl.load(sums_ptr + row * subs + sub, mask=sub < subs, other=0.0)
+
+    lowest = tl.full([SP], -0x8000000000000000, tl.int64)
+    keys = tl.where(sub < subs, ordered_key(maxima, sub), lowest)
+    lane = tl.arange(0, KP)
+    chosen = tl.full([KP], -1, tl.int32)
+    for i in range(K):
+        best = tl.max(keys, 0)
+        real = best > -0x8000000000000000
+        chosen = tl.where(lane == tl.where(real, i, -1), key_column(best).to(tl.int32), chosen)
+        keys = tl.where(keys == best, lowest, keys)
+    col = chosen[:, None] * SUB + tl.arange(0, SUB)[None, :]
+    inside = (chosen >= 0)[:, None] & (col < num_valid)
+    x = _columns(logits_ptr, scale_ptr, row, row_stride, rows_per_scale, col, inside, SCALE)
+
+    # The log-sum-exp is worked out while those columns are on their way.
     top = tl.max(maxima, 0)
     safe = tl.where(top > float("-inf"), top, 0.0)
     total = tl.sum(sums * tl.exp(maxima - safe), 0)
@@ -81,9 +106,10 @@ def _topk_merge_chunks_kernel(
     shift = 0.0
     if NORMALISE:
         shift = tl.where(lse > float("-inf"), lse, 0.0)
-    entry = tl.arange(0, NP)
-    lowest = tl.full([NP], -0x8000000000000000, tl.int64)
-    keys = tl.load(keys_ptr + row * chunks * K + entry, mask=entry < chunks * K, other=-0x8000000000000000)
+
+    lowest = tl.full([KP * SUB], -0x8000000000000000, tl.int64)
+    found = tl.where(inside, ordered_key(x, col), -0x8000000000000000)
+    keys = tl.reshape(found, [KP * SUB], can_reorder=True)  # a key holds its column
     for i in range(K):
         best = tl.max(keys, 0)
         real = best > -0x8000000000000000
@@ -139,9 +165,11 @@ def draft_topk(
     columns count (a shard's padding rows must not). Outputs: ids int64 [R, k], global, column +
     ``vocab_start``; values float32 [R, k], log-probabilities, or plain logits with
     ``normalise=False`` (what :func:`merge_topk` takes from each rank); lse float32 [R], natural
-    log-sum-exp over the valid columns, accumulated in float32. NaN counts as -inf; entries beyond
-    the valid columns are id 0 and -inf. ``temperatures`` float32 [R / n] divide the logits first, one
-    for n consecutive rows. Without ``workspace`` one is allocated (fine under capture).
+    log-sum-exp over the valid columns, accumulated in float32: first within sub-chunks, then over
+    them, so its last bits depend on k through :func:`columns_of_a_maximum`. NaN counts as -inf;
+    entries beyond the valid columns are id 0 and -inf. ``temperatures`` float32 [R / n] divide the
+    logits first, one for n consecutive rows. Without ``workspace`` one is allocated (fine under
+    capture).
     """
     rows, width = logits.shape
     k = ids.shape[1]
@@ -154,23 +182,47 @@ def draft_topk(
     check("lse", lse, torch.float32, rows)
     if rows == 0:
         return
-    chunks = triton.cdiv(valid, CHUNK)
     if workspace is None:
         workspace = TopKWorkspace.allocate(rows, valid, k, logits.device)
-    require(workspace.keys.numel() >= rows * chunks * k, "the workspace is too small")
-    _topk_chunks_kernel[(rows, chunks)](
-        logits, temperatures if temperatures is not None else logits,
-        workspace.keys, workspace.maxima, workspace.sums,
-        logits.stride(0), valid, chunks, 1 if temperatures is None else rows // temperatures.numel(),
-        K=k, CHUNK=CHUNK, SCALE=temperatures is not None,
-        num_warps=8,
+    _launch(logits, ids, values, lse, workspace, vocab_start, valid, normalise, temperatures)
+
+
+def _launch(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    values: torch.Tensor,
+    lse: torch.Tensor,
+    workspace: TopKWorkspace,
+    vocab_start: int,
+    valid: int,
+    normalise: bool,
+    temperatures: torch.Tensor | None,
+    *,
+    chunk: int = CHUNK,
+    sub: int | None = None,
+    warps: tuple[int, int] | None = None,
+) -> None:
+    """Both launches. The keywords change their speed and the order of sums, so the log-sum-exp's last bits."""
+    rows, k = ids.shape
+    sub = columns_of_a_maximum(k) if sub is None else sub
+    warps = (4, 4 if k <= 8 else 8) if warps is None else warps
+    subs = triton.cdiv(valid, sub)
+    require(workspace.maxima.numel() >= rows * subs, "the workspace is too small")
+    scaled = temperatures is not None
+    scales = temperatures if temperatures is not None else logits
+    rows_per_scale = 1 if temperatures is None else rows // temperatures.numel()
+    _topk_chunks_kernel[(rows, triton.cdiv(valid, chunk))](
+        logits, scales, workspace.maxima, workspace.sums,
+        logits.stride(0), valid, subs, rows_per_scale,
+        CHUNK=chunk, SUB=sub, SCALE=scaled,
+        num_warps=warps[0],
     )  # fmt: skip
     _topk_merge_chunks_kernel[(rows,)](
-        workspace.keys, workspace.maxima, workspace.sums, ids, values, lse,
-        vocab_start, chunks,
-        K=k, NP=triton.next_power_of_2(chunks * k), CP=triton.next_power_of_2(chunks),
-        NORMALISE=normalise,
-        num_warps=4,
+        logits, scales, workspace.maxima, workspace.sums, ids, values, lse,
+        logits.stride(0), valid, subs, rows_per_scale, vocab_start,
+        K=k, KP=triton.next_power_of_2(k), SUB=sub, SP=triton.next_power_of_2(subs),
+        SCALE=scaled, NORMALISE=normalise,
+        num_warps=warps[1],
     )  # fmt: skip
 
 
