@@ -19,7 +19,7 @@ def _accept_kernel(
     src_ptr, tgt_ptr,
     total_ptr, offered_ptr, accepted_ptr,
     rows,
-    W: tl.constexpr, M: tl.constexpr, NP: tl.constexpr, COUNT: tl.constexpr,
+    W: tl.constexpr, WP: tl.constexpr, M: tl.constexpr, NP: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, NP)
@@ -38,6 +38,9 @@ def _accept_kernel(
     walking = 1
     on_spine = 1
     off_spine = 0
+    step = tl.arange(0, WP)
+    offered = tl.zeros([WP], tl.int32)
+    accepted = tl.zeros([WP], tl.int32)
     bonus = tl.sum(tl.where(lane == 0, target, 0), 0)
     slot = tl.load(slots)
     tl.store(accept_index_ptr + out, base.to(tl.int32))
@@ -50,8 +53,8 @@ def _accept_kernel(
         go = found >= 0
         if COUNT:
             offers = tl.max(child.to(tl.int32), 0)
-            tl.atomic_add(offered_ptr + depth, offers.to(tl.int64), mask=offers > 0)
-            tl.atomic_add(accepted_ptr + depth, go.to(tl.int64), mask=go)
+            offered = tl.where(step == depth, offers, offered)
+            accepted = tl.where(step == depth, go.to(tl.int32), accepted)
             on_spine = on_spine & (tl.sum(tl.where(match, rank, 0), 0) == 0)
             off_spine += tl.where(go & (on_spine == 0), 1, 0)
         # The token matched at this depth is the one wanted at the row above.
@@ -70,10 +73,12 @@ def _accept_kernel(
     tl.store(last_row_ptr + request, row)
     tl.store(new_seq_lens_ptr + request, tl.load(seq_lens_ptr + request).to(tl.int64) + length)
     if COUNT:
-        tl.atomic_add(total_ptr, 1)
-        tl.atomic_add(total_ptr + 1, (used - 1).to(tl.int64))
-        tl.atomic_add(total_ptr + 2, (length - 1).to(tl.int64))
-        tl.atomic_add(total_ptr + 3, off_spine.to(tl.int64))
+        # Relaxed: nothing is ordered by these counts, and ordered adds cost two fences each.
+        tl.atomic_add(offered_ptr + step, offered.to(tl.int64), mask=offered > 0, sem="relaxed")
+        tl.atomic_add(accepted_ptr + step, accepted.to(tl.int64), mask=accepted > 0, sem="relaxed")
+        what = tl.arange(0, 4)
+        count = tl.where(what == 0, 1, tl.where(what == 1, used - 1, tl.where(what == 2, length - 1, off_spine)))
+        tl.atomic_add(total_ptr + what, count.to(tl.int64), sem="relaxed")
 
 
 def accept_tree(
@@ -111,6 +116,7 @@ def accept_tree(
         counters.offered if counters else dummy,
         counters.accepted if counters else dummy,
         rows,
-        W=out.width, M=slots.shape[1], NP=triton.next_power_of_2(rows), COUNT=count,
+        W=out.width, WP=triton.next_power_of_2(out.width), M=slots.shape[1], NP=triton.next_power_of_2(rows),
+        COUNT=count,
         num_warps=1,
     )  # fmt: skip

@@ -5,7 +5,7 @@ same terms in the same order, ties go to the smaller rank path.
 
 The frontier holds at most one candidate per emitted node (its next sibling, in the slot it came from)
 and one per node for its first child (in a new slot), so T + 1 slots suffice and each of the T
-iterations is four reductions over registers. A candidate's rank path is one integer, its digits
+iterations is five reductions over registers. A candidate's rank path is one integer, its digits
 rank + 1 in base K + 1 and 0 past its end: comparing integers compares paths, prefixes first. That
 needs (K + 1)^D < 2^63, which holds for K = 16 at D = 15.
 """
@@ -62,20 +62,18 @@ def _build_tree_kernel(
     spine = 1
     for row in range(1, rows):
         best = tl.max(weight, 0)
-        tied = weight == best
-        smallest = tl.min(tl.where(tied, path, 0x7FFFFFFFFFFFFFFF), 0)
-        chosen = tied & (path == smallest)
+        candidates = weight == best
         if KEEP_SPINE:
             # The spine's next node is the first child of the node emitted last: slot row - 1.
             forced_weight = tl.max(tl.where(lane == row - 1, weight, float("-inf")), 0)
             spine = tl.where((row <= D) & (forced_weight > float("-inf")), spine, 0)
-            chosen = tl.where(spine != 0, lane == row - 1, chosen)
+            candidates = tl.where(spine != 0, lane == row - 1, candidates)
             best = tl.where(spine != 0, forced_weight, best)
+        c_path = tl.min(tl.where(candidates, path, 0x7FFFFFFFFFFFFFFF), 0)
         # Without a candidate nothing is chosen, and the packed fields read depth 1, rank 0, parent -1.
         live = best > float("-inf")
-        chosen = chosen & (weight > float("-inf"))
+        chosen = candidates & (path == c_path) & (weight > float("-inf"))
         c_meta = tl.sum(tl.where(chosen, meta, 0), 0)
-        c_path = tl.sum(tl.where(chosen, path, 0), 0)
         c_digit = tl.sum(tl.where(chosen, digit, 0), 0)
         c_above = tl.sum(tl.where(chosen, above, 0.0), 0)
         c_rank = ((c_meta >> 26) & 31).to(tl.int32)
