@@ -104,12 +104,21 @@ def hybrid_kernels() -> None:
     cases += [(suite, rows, full, full) for rows in (17, 65)] + [(small, 17, half, half)]
     for sizes, rows, act, state in cases:
         layer(*sizes, rows, act, state)
+    for rows in (17, 33, 65):
+        layer(*wide, rows, half, full, bs=8)
+        layer(*suite, rows, full, full, bs=16)
 
 
 def layer(
-    heads: int, value_heads: int, dim: int, channels: int, rows: int, act: torch.dtype, state: torch.dtype
+    heads: int,
+    value_heads: int,
+    dim: int,
+    channels: int,
+    rows: int,
+    act: torch.dtype,
+    state: torch.dtype,
+    bs: int = 2,
 ) -> None:
-    bs = 2
     tree = buffers.TreeBuffers.allocate(bs, rows, "cpu")
     records = gdn.GdnRecords.allocate(1, bs, rows, heads, value_heads, dim, dim, channels, act, "cpu")
     x, weight = torch.zeros(bs * rows, channels, dtype=act), torch.zeros(channels, 4, dtype=act)

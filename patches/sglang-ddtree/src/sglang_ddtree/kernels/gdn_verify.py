@@ -13,9 +13,11 @@ of its diagonal blocks of 16 rows and N = X (A without those blocks), delta = X 
 exactly after one step per further block: at most three, and matrix products again.
 
 Two launches: X, N and B per value head, which do not depend on the value columns; then delta and o per
-value head and tile of columns. All arithmetic is float32, products included. Row 0, above every row,
-is kept apart, so that 64 nodes fill tiles of 64. Differences of G must not lose the near ancestors of
-a head that forgets fast, so G is summed in fixed point, exactly.
+value head and tile of columns. All arithmetic is float32. Products run on tensor cores and are float32 to
+the last bits all the same: activations of bfloat16 are multiplied as they are, a float32 state with them as
+its three bfloat16 terms, and everything else as three tf32 products of high and low halves. Row 0, above
+every row, is kept apart, so that 64 nodes fill tiles of 64. Differences of G must not lose the near ancestors
+of a head that forgets fast, so G is summed in fixed point, exactly.
 """
 
 import triton
@@ -60,16 +62,48 @@ def _sees(ancestors_ptr, n, live, column, WORDS: tl.constexpr):
 
 
 @triton.jit
-def _unit_lower_inverse(lower, RB: tl.constexpr):
-    """(I + lower)^-1 of a strictly lower triangular [RB, RB] tile, row by row."""
-    row = tl.arange(0, RB)
-    inverse = tl.where(row[:, None] == row[None, :], 1.0, 0.0)
-    for r in range(1, RB):
-        own = row == r
-        weights = tl.sum(tl.where(own[:, None], lower, 0.0), 0)
-        taken = tl.sum(weights[:, None] * inverse, 0)
-        inverse = tl.where(own[:, None], inverse - taken[None, :], inverse)
-    return inverse
+def _product(x, y, INTERPRETED: tl.constexpr):
+    """x @ y of activations, exact to float32 sums: those of bfloat16 as they are, others as float32."""
+    if x.dtype == tl.bfloat16 and not INTERPRETED:  # the interpreter multiplies the raw bits
+        return tl.dot(x, y)
+    return tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision="tf32x3")
+
+
+@triton.jit
+def _product_with_state(x, state, INTERPRETED: tl.constexpr):
+    """x @ state for activations x; a float32 state is three bfloat16 terms where x is one."""
+    if state.dtype == tl.bfloat16 and x.dtype == tl.bfloat16:
+        return _product(x, state, INTERPRETED)
+    state = state.to(tl.float32)
+    if x.dtype == tl.bfloat16:
+        high = state.to(tl.bfloat16)
+        rest = state - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        small = _product(x, low, INTERPRETED) + _product(x, middle, INTERPRETED)
+        return small + _product(x, high, INTERPRETED)
+    return tl.dot(x.to(tl.float32), state, input_precision="tf32x3")
+
+
+@triton.jit
+def _join_blocks(inverse, lower, SIZE: tl.constexpr):
+    """From the inverses X of diagonal blocks of SIZE to those of 2 SIZE: X - X O X, O what couples the halves."""
+    row = tl.arange(0, 16)[:, None]
+    column = tl.arange(0, 16)[None, :]
+    couples = (row // (2 * SIZE) == column // (2 * SIZE)) & (row // SIZE != column // SIZE)
+    product = tl.dot(tl.where(couples, lower, 0.0), inverse, input_precision="tf32x3")
+    return inverse - tl.dot(inverse, product, input_precision="tf32x3")
+
+
+@triton.jit
+def _unit_lower_inverse(lower):
+    """(I + lower)^-1 of a strictly lower triangular [16, 16] tile, by diagonal blocks of 2, 4, 8 and 16."""
+    row = tl.arange(0, 16)[:, None]
+    column = tl.arange(0, 16)[None, :]
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row // 2 == column // 2, lower, 0.0)
+    inverse = _join_blocks(inverse, lower, 2)
+    inverse = _join_blocks(inverse, lower, 4)
+    return _join_blocks(inverse, lower, 8)
 
 
 @triton.jit
@@ -79,7 +113,7 @@ def gdn_tables_kernel(
     rows, q_stride, k_stride, a_stride, b_stride,
     scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, RB: tl.constexpr, TP: tl.constexpr,
-    WORDS: tl.constexpr,
+    WORDS: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """X, N, B, and per row exp(G), beta, 1/|k|, scale/|q|; a block of RB rows i against all TP columns j.
 
@@ -115,13 +149,14 @@ def gdn_tables_kernel(
     k_02 = 0.0
     for c in range(0, K, KC):
         col = c + tl.arange(0, KC)
-        k_i = tl.load(k_ptr + n_i[:, None] * k_stride + col[None, :], mask=live_i[:, None], other=0.0).to(tl.float32)
-        q_i = tl.load(q_ptr + n_i[:, None] * q_stride + col[None, :], mask=live_i[:, None], other=0.0).to(tl.float32)
-        k_j = tl.load(k_ptr + n_j[:, None] * k_stride + col[None, :], mask=live_j[:, None], other=0.0).to(tl.float32)
+        k_i = tl.load(k_ptr + n_i[:, None] * k_stride + col[None, :], mask=live_i[:, None], other=0.0)
+        q_i = tl.load(q_ptr + n_i[:, None] * q_stride + col[None, :], mask=live_i[:, None], other=0.0)
+        k_j = tl.load(k_ptr + n_j[:, None] * k_stride + col[None, :], mask=live_j[:, None], other=0.0)
         k_0 = tl.load(k_ptr + col).to(tl.float32)
         k_t = tl.trans(k_j)
-        kk += tl.dot(k_i, k_t, input_precision="ieee")
-        qk += tl.dot(q_i, k_t, input_precision="ieee")
+        kk += _product(k_i, k_t, INTERPRETED)
+        qk += _product(q_i, k_t, INTERPRETED)
+        k_i, q_i, k_j = k_i.to(tl.float32), q_i.to(tl.float32), k_j.to(tl.float32)
         k_k0 += tl.sum(k_i * k_0[None, :], 1)
         q_k0 += tl.sum(q_i * k_0[None, :], 1)
         k_i2 += tl.sum(k_i * k_i, 1)
@@ -131,13 +166,19 @@ def gdn_tables_kernel(
     unit_i, unit_j, unit_0 = 1.0 / tl.sqrt(k_i2 + 1e-6), 1.0 / tl.sqrt(k_j2 + 1e-6), 1.0 / tl.sqrt(k_02 + 1e-6)
     unit_q = scale / tl.sqrt(q_i2 + 1e-6)
 
-    g_j = tl.where(live_j, _log_decay(tl.load(a_ptr + n_j * a_stride, mask=live_j, other=0.0), dt_bias, a_log), 0.0)
+    # In blocks of 16 columns, since whole tables of int64 would fill the registers.
+    total_i = tl.zeros([RB], tl.int64)  # below row 0
+    total_j = tl.zeros([TP], tl.int64)
+    for block in tl.static_range(0, TP, 16):
+        column = 1 + block + tl.arange(0, 16)
+        a = tl.load(a_ptr + column * a_stride, mask=column < rows, other=0.0)
+        fixed = _fixed(tl.where(column < rows, _log_decay(a, dt_bias, a_log), 0.0))
+        seen_i = _sees(ancestors_ptr, n_i, live_i, column, WORDS)
+        seen_j = _sees(ancestors_ptr, n_j, live_j, column, WORDS)
+        total_i += tl.sum(tl.where(seen_i, fixed[None, :], 0), 1)
+        total_j += tl.sum(tl.where(seen_j, fixed[None, :], 0), 1)
     g_0 = _fixed(_log_decay(tl.load(a_ptr), dt_bias, a_log))
     sees_i = _sees(ancestors_ptr, n_i, live_i, j + 1, WORDS)
-    seen_j = _sees(ancestors_ptr, n_j, live_j, j + 1, WORDS)
-    fixed = _fixed(g_j)
-    total_i = tl.sum(tl.where(sees_i, fixed[None, :], 0), 1)  # below row 0
-    total_j = tl.sum(tl.where(seen_j, fixed[None, :], 0), 1)
     spread = tl.where(sees_i, tl.exp(_float(tl.where(sees_i, total_i[:, None] - total_j[None, :], 0))), 0.0)
     below_0 = tl.exp(_float(total_i))
     beta = _sigmoid(tl.load(b_ptr + n_i * b_stride, mask=live_i, other=0.0))
@@ -151,11 +192,11 @@ def gdn_tables_kernel(
     table_a = tl.where(proper, kk * unit_i[:, None] * unit_j[None, :] * spread * beta[:, None], 0.0)
     own_block = tl.arange(0, TP // RB) == tl.program_id(0)
     diagonal = tl.sum(tl.where(own_block[None, :, None], tl.reshape(table_a, [RB, TP // RB, RB]), 0.0), 1)
-    inverse = _unit_lower_inverse(diagonal, RB)
+    inverse = _unit_lower_inverse(diagonal)
     table_x = tl.where(own_block[None, :, None], inverse[:, None, :], 0.0)
     tl.store(table_x_ptr + cell, tl.reshape(table_x, [RB, TP]))
     others = tl.where((j // RB == tl.program_id(0))[None, :], 0.0, table_a)
-    tl.store(table_n_ptr + cell, tl.dot(inverse, others, input_precision="ieee"))
+    tl.store(table_n_ptr + cell, tl.dot(inverse, others, input_precision="tf32x3"))
     tl.store(table_b_ptr + cell, qk * unit_q[:, None] * unit_j[None, :] * spread)
     plane: tl.constexpr = TP + 1
     at = scalars_ptr + head * (6 * plane) + i + 1
@@ -203,7 +244,7 @@ def gdn_tree_kernel(
     delta_ptr, out_ptr,
     rows, q_stride, k_stride, v_stride, state_slot,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KC: tl.constexpr, V: tl.constexpr, BV: tl.constexpr,
-    TP: tl.constexpr,
+    TP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """delta and o of all rows, for one request, value head and BV value columns."""
     hv = tl.program_id(1)
@@ -231,13 +272,14 @@ def gdn_tree_kernel(
     q0_s = tl.zeros([BV], tl.float32)
     for c in range(0, K, KC):
         col = c + tl.arange(0, KC)
-        state = tl.load(state_ptr + v_col[None, :] * K + col[:, None], mask=committed, other=0.0).to(tl.float32)
-        k = tl.load(k_ptr + n[:, None] * k_stride + col[None, :], mask=live[:, None], other=0.0).to(tl.float32)
-        k_s += tl.dot(k, state, input_precision="ieee")
-        q = tl.load(q_ptr + n[:, None] * q_stride + col[None, :], mask=live[:, None], other=0.0).to(tl.float32)
-        q_s += tl.dot(q, state, input_precision="ieee")
+        state = tl.load(state_ptr + v_col[None, :] * K + col[:, None], mask=committed, other=0.0)
+        k = tl.load(k_ptr + n[:, None] * k_stride + col[None, :], mask=live[:, None], other=0.0)
+        k_s += _product_with_state(k, state, INTERPRETED)
+        q = tl.load(q_ptr + n[:, None] * q_stride + col[None, :], mask=live[:, None], other=0.0)
+        q_s += _product_with_state(q, state, INTERPRETED)
         k_0 = tl.load(k_ptr + col).to(tl.float32)
         q_0 = tl.load(q_ptr + col).to(tl.float32)
+        state = state.to(tl.float32)
         k0_s += tl.sum(state * k_0[:, None], 0)
         q0_s += tl.sum(state * q_0[:, None], 0)
 
@@ -260,12 +302,12 @@ def gdn_tree_kernel(
     out += tl.load(scalar + 5 * plane)[:, None] * delta_0[None, :]
 
     cell = head * (TP * TP) + i[:, None] * TP + i[None, :]
-    direct = tl.dot(tl.load(table_x_ptr + cell), delta, input_precision="ieee")
+    direct = tl.dot(tl.load(table_x_ptr + cell), delta, input_precision="tf32x3")
     delta = direct
     if TP > 16:
         between = tl.load(table_n_ptr + cell)
         for _ in range(TP // 16 - 1):
-            delta = direct - tl.dot(between, delta, input_precision="ieee")
-    out += tl.dot(tl.load(table_b_ptr + cell), delta, input_precision="ieee")
+            delta = direct - tl.dot(between, delta, input_precision="tf32x3")
+    out += tl.dot(tl.load(table_b_ptr + cell), delta, input_precision="tf32x3")
     tl.store(delta_ptr + n[:, None] * (HV * V) + v_col[None, :], delta, mask=inside)
     tl.store(out_ptr + n[:, None] * (HV * V) + v_col[None, :], out.to(out_ptr.dtype.element_ty), mask=inside)

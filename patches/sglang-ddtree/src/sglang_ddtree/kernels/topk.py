@@ -205,7 +205,7 @@ def _launch(
     """Both launches. The keywords change their speed and the order of sums, so the log-sum-exp's last bits."""
     rows, k = ids.shape
     sub = columns_of_a_maximum(k) if sub is None else sub
-    warps = (4, 4 if k <= 8 else 8) if warps is None else warps
+    warps = (4, 4) if warps is None else warps
     subs = triton.cdiv(valid, sub)
     require(workspace.maxima.numel() >= rows * subs, "the workspace is too small")
     scaled = temperatures is not None
