@@ -169,6 +169,7 @@ JUDGES: dict[str, Callable[[Outcome], Verdict]] = {
     "parity": suite,
     "parity-records": suite,
     "parity-rest": suite,
+    "parity-long": suite,
     "parity-two": suite,
     "kernels": tests,
     "suite-tests": tests,

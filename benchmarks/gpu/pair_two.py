@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ddtree import selftest
-from sglang_ddtree.parity import plan, suite, verdicts
+from sglang_ddtree.parity import plan, suite, ties, verdicts
 from sglang_ddtree.parity.plan import Arm
 from sglang_ddtree.parity.pool import Results, run_arms
 
@@ -64,8 +64,8 @@ def differences(chosen: list[Arm], results: Results) -> dict[str, list[dict[str,
         alone, shared = results.get(partner(arm)), results.get(arm.name)
         if alone and shared and alone["ok"] and shared["ok"]:
             reference = by_name[partner(arm)]
-            jobs = suite.common_jobs(reference, arm)
-            found[arm.name] = verdicts.differences(suite.with_asks(alone, reference), shared, jobs)
+            jobs = plan.common_jobs(reference, arm)
+            found[arm.name] = verdicts.differences(ties.with_asks(alone, reference), shared, jobs)
     return found
 
 
@@ -108,7 +108,7 @@ def against_one(arm: Arm, results: Results, parted: list[dict[str, Any]] | None)
     wrong = [
         f"token {one['at']} is not one GPU's, and plain decoding has the two {one['gap']} nats apart"
         for one in parted
-        if one["gap"] > suite.NEAR_TIE
+        if one["gap"] > ties.NEAR_TIE
     ]
     return {**told, "wrong": wrong}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 Report = dict[str, Any]
 STAGES_US = ("draft", "head", "build", "verify", "commit", "gaps")
-PARITY = ("parity-records", "parity", "parity-rest")
+PARITY = ("parity-records", "parity", "parity-rest", "parity-long")
 COSTS = ("costs", "costs-of-eight")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sglang_ddtree.parity import plan, sections, suite, verdicts
+from sglang_ddtree.parity import plan, sections, suite, ties, verdicts
 from sglang_ddtree.parity.informed import RANKS, Informant
 from sglang_ddtree.parity.jobs_data import prompts
 
@@ -45,7 +45,7 @@ def test_an_aborted_request_may_end_anywhere_but_not_differ() -> None:
 def test_first_differences_carry_what_a_tie_is_judged_by() -> None:
     want, got = result([[4, 5, 6]], asks=[{"ids": [1, 2]}]), result([[4, 9, 9]])
     (found,) = verdicts.differences(want, got, [0])
-    assert found == {"sequence": [1, 2, 4], "tokens": [5, 9], "at": 1, "of": 3}
+    assert found == {"sequence": [1, 2, 4], "params": {}, "tokens": [5, 9], "at": 1, "of": 3}
 
 
 def test_jobs_report_their_own_failures() -> None:
@@ -97,7 +97,7 @@ def test_arms_are_compared_with_plain_decoding_of_the_same_jobs() -> None:
     by_name = {a.name: a for a in arms}
     for arm in arms:
         if arm.kind != "ar" and "oracle" not in arm.name:
-            assert suite.common_jobs(by_name[sections.reference_of(arm)], arm), arm.name
+            assert plan.common_jobs(by_name[sections.reference_of(arm)], arm), arm.name
 
 
 def test_a_wrong_arm_turns_the_report_red(tmp_path: Path) -> None:
@@ -204,13 +204,61 @@ def test_in_bfloat16_the_gap_at_each_difference_is_asked_for() -> None:
     law = [0.0] * 32
     law[5], law[9] = -1.0, -1.05
     answer = {"ok": True, "results": [{"logprobs": [law] * len(question.jobs[0]["sequences"])}]}
-    rows = {row["arm"]: row for row in suite.tie_rows(arms, {**results, question.name: answer})}
+    rows = {row["arm"]: row for row in ties.rows(arms, {**results, question.name: answer})}
     assert rows["hybrid/bf16-linear/ties"]["differences"] == []
     assert {d["gap"] for d in rows["hybrid/bf16-tree/ties"]["differences"]} == {0.05}
     assert rows["hybrid/bf16-tree/ties"]["wrong"] == []
     law[9] = -1.5
-    rows = {row["arm"]: row for row in suite.tie_rows(arms, {**results, question.name: answer})}
+    rows = {row["arm"]: row for row in ties.rows(arms, {**results, question.name: answer})}
     assert "gap 0.5" in rows["hybrid/bf16-tree/ties"]["wrong"][0]
+
+
+# Plain decoding's law at a token of hybrid/tree-seeded, seen on an H200: 16 and 15, ranks 1 and 2, are 0.00006 apart.
+LAW = [
+    -2.96939, -2.321142, -3.64761, -3.487003, -4.529769, -3.645468, -3.173802, -3.140857, -4.933427, -3.43352,
+    -4.37025, -3.650011, -2.428299, -5.092111, -2.727582, -2.425891, -2.425828, -4.862, -3.969298, -4.587157,
+    -4.919603, -3.526801, -4.199412, -5.005658, -3.630302, -3.129381, -4.262576, -5.5335, -4.946638, -3.701137,
+    -3.476874, -4.505987,
+]  # fmt: skip
+SEEDED = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "sampling_seed": 1234}
+
+
+def test_a_seeded_draw_may_differ_where_a_law_nearby_draws_it() -> None:
+    assert ties.drawn_nearby(LAW, SEEDED, 91, 15), "plain decoding's own"
+    assert ties.drawn_nearby(LAW, SEEDED, 91, 16), "with ranks 1 and 2 swapped"
+    others = [token for token in range(32) if token not in (15, 16)]
+    assert not any(ties.drawn_nearby(LAW, SEEDED, 91, token) for token in others)
+    assert not ties.drawn_nearby(LAW, SEEDED, 92, 15), "another position has other noise"
+
+
+def test_a_seeded_tree_is_asked_about_what_it_drew_differently() -> None:
+    arms = [arm for arm in plan.behaviour("hybrid") if arm.seeded]
+    asks = arms[0].jobs[0]["asks"]
+    sequence = [*range(91 - len(asks[0]["ids"]) + 1)]
+
+    def answer_of(token: int, finish: str = "FINISH_LENGTH") -> dict[str, Any]:
+        jobs = [[[*sequence, token]] * len(job["asks"]) for job in arms[0].jobs]
+        more = {"rounds": [1]}
+        return {**result([]), "results": [result(ids, [finish], **more)["results"][0] for ids in jobs]}
+
+    ar, tree = (arm.name for arm in arms)
+    assert suite.askable(arms, {ar: answer_of(15), tree: answer_of(15)}) == []
+    results = {ar: answer_of(15), tree: answer_of(16)}
+    assert [row["wrong"] for row in suite.judge(results, arms)] == [[], []]
+    (question,) = suite.askable(arms, results)
+    assert (question.name, question.dtype) == (f"{tree}-gaps", "float32")
+    assert question.jobs[0]["sequences"][0] == [*asks[0]["ids"], *sequence]
+    (row,) = ties.rows(arms, results)
+    assert row["wrong"] == ["no answer about the gaps"]
+    sure = [0.0 if token == 15 else -40.0 for token in range(32)]
+    laws = {"ok": True, "results": [{"logprobs": [LAW] + [sure] * (len(question.jobs[0]["sequences"]) - 1)}]}
+    (row,) = ties.rows(arms, {**results, question.name: laws})
+    assert row["differences"][0] == {"tokens": [15, 16], "at": len(sequence), "of": len(sequence) + 1, "gap": 6.3e-05,
+                                     "drawn_nearby": True}  # fmt: skip
+    assert len(row["wrong"]) == len(row["differences"]) - 1
+    assert "no law within 0.0005 of plain decoding's draws 16" in row["wrong"][0]
+    ended = suite.judge({**results, tree: answer_of(16, "FINISH_ABORT")}, arms)
+    assert "finishes" in ended[1]["wrong"][0]
 
 
 def test_the_suite_proves_records_under_their_own_digest() -> None:

@@ -230,6 +230,15 @@ def auto(target: str) -> list[Arm]:
     ]
 
 
+def common_jobs(left: Arm, right: Arm) -> list[int]:
+    """Numbers of the jobs that both arms were given at the same place."""
+    return [
+        n
+        for n, (a, b) in enumerate(zip(left.jobs, right.jobs, strict=False))
+        if a == b and "ids" in a.get("asks", [{}])[0]
+    ]
+
+
 def oracle_reference(target: str, sequences: list[list[int]]) -> Arm:
     return Arm(f"{target}/oracle-ar", "ar", target, ({"job": "last_logprobs", "sequences": sequences},))
 

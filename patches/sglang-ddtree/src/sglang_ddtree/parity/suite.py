@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ddtree import states
-from sglang_ddtree.parity import models, plan, verdicts
+from sglang_ddtree.parity import models, plan, ties, verdicts
 from sglang_ddtree.parity.arm import EXCLUSIVE
 from sglang_ddtree.parity.plan import Arm
 from sglang_ddtree.parity.pool import Results, run_arms
@@ -50,10 +50,11 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
         wrong.append(f"kept {result['states']}, not {arm.states}: nothing is shown of them")
     name = reference_of(arm)
     reference = results.get(name)
-    exact = arm.dtype == "float32" or arm.kind == "linear"
-    if reference is not None and reference is not result and exact:
+    exact = not ties.allowed(arm) or arm.kind == "linear"
+    same = verdicts.same_tokens if exact else verdicts.same_finishes
+    if reference is not None and reference is not result and (exact or arm.seeded):
         if reference["ok"]:
-            wrong += verdicts.same_tokens(reference, result, common_jobs(by_name[name], arm))
+            wrong += same(reference, result, plan.common_jobs(by_name[name], arm))
         else:
             late = not wrong and bool(reference.get("late"))
             wrong.append(f"compared with nothing: {name} gave no answer")
@@ -78,15 +79,6 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
 
 def last_line(result: dict[str, Any]) -> str:
     return (str(result["error"]).strip().splitlines() or ["no reason"])[-1]
-
-
-def common_jobs(left: Arm, right: Arm) -> list[int]:
-    """Numbers of the jobs that both arms were given at the same place."""
-    return [
-        n
-        for n, (a, b) in enumerate(zip(left.jobs, right.jobs, strict=False))
-        if a == b and "ids" in a.get("asks", [{}])[0]
-    ]
 
 
 def about_auto(row: dict[str, Any]) -> bool:
@@ -158,9 +150,9 @@ ORACLE_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}  # of a log-probability; 
 
 def askable(arms: list[Arm], results: Results) -> list[Arm]:
     """The second questions that the answers so far raise: plain decoding about each node that was recorded, as soon as
-    every oracle arm of a target has ended, and about the gap at each first difference in bfloat16.
+    every oracle arm of a target has ended, and about its law at each first difference that may be a near tie.
     """
-    return [*oracle_questions(arms, results).values(), *tie_questions(arms, results).values()]
+    return [*oracle_questions(arms, results).values(), *ties.questions(arms, results).values()]
 
 
 def oracle_questions(arms: list[Arm], results: Results) -> dict[str, Arm]:
@@ -198,58 +190,6 @@ def oracle_rows(arms: list[Arm], results: Results) -> list[dict[str, Any]]:
                 row["wrong"] = [f"a node's law differs by {row['laws']['max_error']:.4f}"]
         rows.append(row)
     return rows
-
-
-NEAR_TIE = 0.1  # nats between the two tokens that plain decoding and a tree chose, in bfloat16
-
-
-def tie_questions(arms: list[Arm], results: Results) -> dict[str, Arm]:
-    """By arm in bfloat16 that leaves plain decoding: the arm that is asked how near each difference was to a tie."""
-    found = {}
-    for name, differences in tie_differences(arms, results).items():
-        if differences:
-            reference = plan.oracle_reference(name.partition("/")[0], [d["sequence"] for d in differences])
-            found[name] = dataclasses.replace(reference, name=f"{name}-gaps", dtype="bfloat16")
-    return found
-
-
-def tie_differences(arms: list[Arm], results: Results) -> dict[str, list[dict[str, Any]]]:
-    """By arm in bfloat16 with an answer: the first differences of its requests from plain decoding's."""
-    by_name = {arm.name: arm for arm in arms}
-    found = {}
-    for arm in (a for a in arms if a.dtype == "bfloat16" and a.kind in ("tree", "linear")):
-        plain, answer = results.get(f"{arm.target}/bf16-ar"), results.get(arm.name)
-        if plain and answer and plain["ok"] and answer["ok"]:
-            reference = by_name[f"{arm.target}/bf16-ar"]
-            jobs = common_jobs(reference, arm)
-            found[arm.name] = verdicts.differences(with_asks(plain, reference), answer, jobs)
-    return found
-
-
-def tie_rows(arms: list[Arm], results: Results) -> list[dict[str, Any]]:
-    """bfloat16: how far apart, for plain decoding, the two tokens of each first difference were."""
-    rows = []
-    questions = tie_questions(arms, results)
-    for name, differences in tie_differences(arms, results).items():
-        row: dict[str, Any] = {"arm": name + "/ties", "kind": "ties", "differences": differences, "wrong": []}
-        answer = results.get(questions[name].name) if differences else None
-        if answer and answer["ok"]:
-            for difference, law in zip(differences, answer["results"][0]["logprobs"], strict=True):
-                a, b = difference["tokens"]
-                difference["gap"] = round(abs(law[a] - law[b]), 4)
-            row["wrong"] = [f"token {d['at']}: gap {d['gap']}" for d in differences if d["gap"] > NEAR_TIE]
-        elif differences:
-            row["wrong"] = ["no answer about the gaps"]
-            row["late"] = bool(answer and answer.get("late"))
-        for difference in differences:
-            del difference["sequence"]
-        rows.append(row)
-    return rows
-
-
-def with_asks(result: dict[str, Any], arm: Arm) -> dict[str, Any]:
-    jobs = [{**job, "asks": spec.get("asks")} for job, spec in zip(result["results"], arm.jobs, strict=True)]
-    return {**result, "results": jobs}
 
 
 def sources() -> str:
@@ -304,7 +244,7 @@ def main(argv: list[str]) -> int:
         lock=options.gpu_lock,
         sources=sources() if options.keep else "",
     )
-    rows = judge(results, arms) + oracle_rows(arms, results) + tie_rows(arms, results)
+    rows = judge(results, arms) + oracle_rows(arms, results) + ties.rows(arms, results)
     print(table(rows))
     (options.out / "report.json").write_text(json.dumps({"rows": rows}, indent=1))
     if options.proof is not None:

@@ -25,7 +25,14 @@ def same_tokens(reference: Result, other: Result, jobs: list[int]) -> list[str]:
             aborted = "ABORT" in want.get("finish", [""] * (row + 1))[row]
             if at is not None and not (aborted and at == min(len(a), len(b))):  # when an abort lands is not fixed
                 wrong.append(f"job {number} request {row} differs at token {at} of {len(a)}/{len(b)}")
-        finishes = want.get("finish"), got.get("finish")
+    return wrong + same_finishes(reference, other, jobs)
+
+
+def same_finishes(reference: Result, other: Result, jobs: list[int]) -> list[str]:
+    """The jobs whose requests end for other reasons than the reference's."""
+    wrong = []
+    for number in jobs:
+        finishes = reference["results"][number].get("finish"), other["results"][number].get("finish")
         if all(finishes) and finishes[0] != finishes[1]:
             wrong.append(f"job {number} finishes {finishes[1]}, the reference {finishes[0]}")
     return wrong
@@ -65,14 +72,17 @@ def missed(job: Result) -> list[str]:
 
 
 def differences(reference: Result, other: Result, jobs: list[int]) -> list[dict[str, Any]]:
-    """First differences as (sequence up to it, the two tokens), for judging whether it was a near tie."""
+    """First differences: the sequence up to it, the request's parameters, the two tokens, for judging whether it was a
+    near tie.
+    """
     found = []
     for number in jobs:
         want, got = reference["results"][number], other["results"][number]
         for ask, a, b in zip(want["asks"], want["ids"], got["ids"], strict=True):
             at = first_difference(a, b)
             if at is not None and at < min(len(a), len(b)):
-                found.append({"sequence": [*ask["ids"], *a[:at]], "tokens": [a[at], b[at]], "at": at, "of": len(a)})
+                line = {"sequence": [*ask["ids"], *a[:at]], "params": ask.get("params", {}), "tokens": [a[at], b[at]]}
+                found.append({**line, "at": at, "of": len(a)})
     return found
 
 
