@@ -13,6 +13,15 @@ Report = dict[str, Any]
 STAGES_US = ("draft", "head", "build", "verify", "commit", "gaps")
 PARITY = ("parity-records", "parity", "parity-rest", "parity-long")
 COSTS = ("costs", "costs-of-eight")
+SERVERS = ("server", "server-records")
+TWO = ("parity-two", "selftest-two", "selftest-two-records")
+
+
+COLOUR = re.compile("\x1b\\[[0-9;]*m")
+INTERPRETER = re.compile(r"^/\S*/python[0-9.]*$")
+NOT_STARTED = "not started"
+# A memory report's lines that only tell how far a capture has got, or that requests came.
+PROGRESS = ("Capturing batches", "Prefill batch")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -69,22 +78,29 @@ def verdict(row: dict[str, Any], good: str) -> str:
     return ("not run to its end: " if row.get("late") else "**wrong**: ") + "; ".join(row["wrong"])[:160]
 
 
+def unstarted(row: dict[str, Any]) -> bool:
+    return bool(row.get("late")) and all(reason.startswith(NOT_STARTED) for reason in row["wrong"])
+
+
 def kept(row: dict[str, Any]) -> str | None:
     """How the arm kept recurrent states, None where it verifies no tree."""
     return row.get("states") if row["kind"] in ("tree", "auto") else None
 
 
 def parity(report: Report) -> str:
-    """Each arm against plain decoding."""
-    return table(
+    """Each arm against plain decoding; the arms that the time did not reach are listed behind the table."""
+    rows = [row for row in rows_of(report, PARITY) if "dtype" in row]
+    missing = ", ".join(f"`{row['arm']}`" for row in rows if unstarted(row))
+    told = table(
         ["arm", "states", "dtype", "verdict", "accept length", "informed", "off spine"],
         (
             (row["arm"], kept(row), row["dtype"], verdict(row, "equal"),
              row.get("accept_length"), ", ".join(map(str, row.get("informed", {}).get("accept_length", []))),
              row.get("off_spine"))
-            for row in rows_of(report, PARITY) if "dtype" in row
+            for row in rows if not unstarted(row)
         ),
     )  # fmt: skip
+    return f"{told}\n\nNot started, the time was up: {missing}." if missing else told
 
 
 def laws(report: Report) -> str:
@@ -154,7 +170,7 @@ def agreed(row: dict[str, Any]) -> str | None:
 def two_rows(report: Report) -> list[dict[str, Any]]:
     """The arms with two GPUs to a model, and those on one that they are compared with."""
     found = [{**row, "stage": "parity-two"} for row in result(report, "parity-two") or []]
-    for name in ("selftest-two", "selftest-two-records"):
+    for name in TWO[1:]:
         suite = (result(report, name) or {}).get("suite", {})
         found += [{**row, "stage": name} for row in suite.get("rows", [])]
     return found
@@ -245,8 +261,15 @@ def benchmark(report: Report) -> str:
 
 def memory(report: Report) -> str:
     """What the servers' logs say about memory on the way up."""
-    lines = [line for name in ("server", "server-records") for line in (result(report, name) or {}).get("memory", [])]
-    return "\n".join(["```", *lines, "```"])
+    return "\n\n".join(
+        "\n".join([f"Stage `{name}`:", "", "```", *(line for line in found["memory"] if told(line)), "```"])
+        for name in SERVERS
+        if (found := result(report, name))
+    )
+
+
+def told(line: str) -> bool:
+    return not any(word in line for word in PROGRESS)
 
 
 PARTS: dict[str, Callable[[Report], str]] = {
@@ -262,11 +285,30 @@ PARTS: dict[str, Callable[[Report], str]] = {
     "benchmark": benchmark,
     "memory": memory,
 }
+# The stages that fill a part; one whose stages all found nothing says so in the place of an empty table.
+FILLED_BY: dict[str, Sequence[str]] = {
+    "parity": PARITY, "laws": PARITY, "ties": PARITY, "costs": COSTS, "two": TWO, "pair-two": ("pair-two",),
+    "kernels": ("kernel-times",), "benchmark": ("benchmark",), "memory": SERVERS,
+}  # fmt: skip
 TITLES = {
     "host": "Where", "stages": "Stages", "parity": "Parity", "laws": "Every node's law", "ties": "Ties in bfloat16",
     "costs": "Cost of a round", "two": "Two GPUs to a model", "pair-two": "The pair on two GPUs", "kernels": "Kernels",
     "benchmark": "The pair over HTTP", "memory": "Memory",
 }  # fmt: skip
+
+
+def part(name: str, report: Report) -> str:
+    """The text between the marks of a part."""
+    names = FILLED_BY.get(name, ())
+    if names and not any(result(report, one) for one in names):
+        return "\n".join(missing(one, report["stages"].get(one)) for one in names)
+    return PARTS[name](report)
+
+
+def missing(name: str, stage: dict[str, Any] | None) -> str:
+    if stage is None:
+        return f"* `{name}` did not run."
+    return f"* `{name}`: {stage['status']}; {'; '.join(stage['reasons'][:2]) or 'it found nothing'}."
 
 
 def blank() -> str:
@@ -283,17 +325,21 @@ def fill(page: str, report: Report) -> str:
         whole = re.compile(rf"<!-- gpu-{name} -->\n.*?<!-- /gpu-{name} -->", re.DOTALL)
         if whole.search(page) is None:
             raise ValueError(f"the part gpu-{name} has no end: write <!-- /gpu-{name} --> behind it")
-        text = f"<!-- gpu-{name} -->\n{PARTS[name](report)}\n<!-- /gpu-{name} -->"
+        text = f"<!-- gpu-{name} -->\n{part(name, report)}\n<!-- /gpu-{name} -->"
         page = whole.sub(lambda _match, text=text: text, page)  # type: ignore[misc]
     return page
 
 
 def trimmed(report: Report) -> Report:
-    """The report without profiles' timelines, which stay in the archive of answers."""
+    """The report without profiles' timelines, which stay in the archive of answers; colours of a terminal and the path
+    of an interpreter tell nothing.
+    """
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: strip(inner) for key, inner in value.items() if key not in ("timeline", "names")}
+        if isinstance(value, str):
+            return INTERPRETER.sub("python", COLOUR.sub("", value))
         return [strip(inner) for inner in value] if isinstance(value, list) else value
 
     return strip(report)  # type: ignore[no-any-return]

@@ -189,17 +189,37 @@ def test_an_unproven_hybrid_is_refused_in_auto_as_in_tree() -> None:
 
 
 @pytest.mark.usefixtures("sglang")
-def test_the_shipped_record_does_not_admit_auto(tmp_path: Path) -> None:
-    """It was made with trees of one width; a record of this host that names auto's sources admits it."""
+@pytest.mark.parametrize(("kept", "name"), [("snapshots", "proven.json#0"), ("records", "proven.json#1")])
+def test_the_shipped_records_admit_auto_as_they_admit_trees(tmp_path: Path, kept: str, name: str) -> None:
     from sglang_ddtree import args, proofs
 
     tree = DDTreeConfig(mode="tree", budget=32, proofs_dir=str(tmp_path))
-    asked = proofs.Combination("Qwen3_5ForCausalLM", "triton", "9.0", proofs.engine_digest(), None, 32)
+    engine = proofs.engine_digest(states=kept)
+    asked = proofs.Combination("Qwen3_5ForCausalLM", "triton", "9.0", engine, None, 32, states=kept)
+    changing = dataclasses.replace(asked, auto=proofs.auto_digest(states=kept))
+    for wanted in (asked, changing):
+        assert args.find_proof(tree, wanted)[0] == name
+        assert args.find_proof(tree, dataclasses.replace(wanted, budget=65))[0] is None
+    other = dataclasses.replace(
+        changing, auto=proofs.auto_digest(states="records" if kept == "snapshots" else "snapshots")
+    )
+    assert args.find_proof(tree, other)[0] is None
+
+
+@pytest.mark.usefixtures("sglang")
+def test_a_record_of_trees_of_one_width_does_not_admit_auto(tmp_path: Path) -> None:
+    """A record of this host that names auto's sources does."""
+    from sglang_ddtree import args, proofs
+
+    tree = DDTreeConfig(mode="tree", budget=32, proofs_dir=str(tmp_path))
+    asked = proofs.Combination("Qwen3_5ForCausalLM", "triton", "12.0", proofs.engine_digest(), None, 32)
     changing = dataclasses.replace(asked, auto=proofs.auto_digest())
-    assert args.find_proof(tree, asked)[0] == "proven.json#0"
+    record = {**proofs.shipped()[0][1], "compute_capability": "12.0"}
+    del record["auto"]
+    (tmp_path / "mine.json").write_text(json.dumps(record))
+    assert args.find_proof(tree, asked)[0] == "mine.json"
     found, why = args.find_proof(tree, changing)
     assert found is None
-    assert "trees of one width" in why[0]
-    record = {**proofs.shipped()[0][1], "auto": proofs.auto_digest()}
-    (tmp_path / "mine.json").write_text(json.dumps(record))
+    assert "mine.json is about trees of one width" in " ".join(why)
+    (tmp_path / "mine.json").write_text(json.dumps({**record, "auto": proofs.auto_digest()}))
     assert args.find_proof(tree, changing)[0] == "mine.json"

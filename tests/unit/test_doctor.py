@@ -161,12 +161,20 @@ def test_a_record_of_something_else_proves_nothing(changes: dict[str, Any]) -> N
     assert ids(found(raw)) == ["unproven"]
 
 
-def test_what_the_engine_ships_as_proven_needs_no_record_on_the_host() -> None:
-    case = Case(Mode.TREE, {}, parse_model(config("shape-27b"), MODEL), (9, 0))
-    shipped = {record["max_budget"] for _, record in engine_rules().shipped()}
-    for budget in shipped:
-        assert proven_by(case, budget, None, ()) is not None
-        assert proven_by(case, budget + 1, None, ()) is None
+@pytest.mark.parametrize("mode", [Mode.TREE, Mode.AUTO])
+@pytest.mark.parametrize("kept", ["snapshots", "records"])
+def test_what_the_engine_ships_as_proven_needs_no_record_on_the_host(mode: Mode, kept: str) -> None:
+    flags = {"--speculative-ddtree-states": kept}
+    case = Case(mode, flags, parse_model(config("shape-27b"), MODEL), (9, 0))
+    (name, budget), *others = [
+        (name, record["max_budget"])
+        for name, record in engine_rules().shipped()
+        if record.get("states", "snapshots") == kept
+    ]
+    assert others == []
+    assert proven_by(case, budget, None, ()) == name
+    assert proven_by(case, budget + 1, None, ()) is None
+    assert proven_by(Case(mode, flags, case.target, (12, 0)), budget, None, ()) is None
 
 
 def test_trees_are_not_proven_on_every_gpu() -> None:

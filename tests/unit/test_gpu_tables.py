@@ -116,6 +116,47 @@ def test_parity_tells_each_arm_once_with_its_verdict() -> None:
     assert lines("ties") == ["| hybrid/bf16-tree/ties | 2 | 0.05 | near ties |"]
 
 
+def test_arms_that_the_time_did_not_reach_are_named_in_one_line() -> None:
+    late = report()
+    late["stages"]["parity"]["result"] += [
+        row(f"dense/tree-{budget}-8", "tree", wrong=["not started: the time was up"], late=True) for budget in (1, 4)
+    ]
+    told = tables.parity(late)
+    assert "| dense/" not in told
+    assert told.endswith("\n\nNot started, the time was up: `dense/tree-1-8`, `dense/tree-4-8`.")
+    assert "Not started" not in tables.parity(report())
+    assert "| not run to its end: ran out of time |" in told
+
+
+def test_a_part_whose_stages_found_nothing_says_why() -> None:
+    cut = report()
+    cut["stages"]["costs"] |= {"status": "not run", "reasons": ["15 s were left, it needs 300"], "result": None}
+    page = tables.fill(tables.blank(), cut)
+    assert "* `costs`: not run; 15 s were left, it needs 300.\n* `costs-of-eight` did not run.\n<!--" in page
+    assert "| ms a round | samples |" not in page
+    assert "| ms a round | samples |" in tables.fill(tables.blank(), report())
+
+
+def test_memory_is_told_by_server_and_without_progress() -> None:
+    two = report()
+    lines = ["\x1b[4mcoloured\x1b[0m", "Capturing batches (bs=8): 12%", "Memory pool end. avail mem=1 GB"]
+    two["stages"]["server-records"] = {**two["stages"]["server"], "result": {"memory": lines}}
+    told = tables.memory(two)
+    assert "Capturing" not in told
+    assert told.index("Stage `server`:") < told.index("mem usage=0.1") < told.index("Stage `server-records`:")
+    assert "Memory pool end. avail mem=1 GB" in told
+
+
+def test_the_kept_report_has_no_timelines_colours_or_interpreters() -> None:
+    raw = report()
+    raw["stages"]["host"]["command"] = ["/opt/x/bin/python3", "-m", "benchmarks.gpu.host", "--out", "/tmp/gpu"]
+    raw["stages"]["host"]["result"]["links"] = ["\x1b[4mGPU0\x1b[0m X"]
+    kept = tables.trimmed(raw)
+    assert kept["stages"]["host"]["command"] == ["python", "-m", "benchmarks.gpu.host", "--out", "/tmp/gpu"]
+    assert kept["stages"]["host"]["result"]["links"] == ["GPU0 X"]
+    assert "timeline" not in json.dumps(kept)
+
+
 def test_costs_stand_against_linear_of_the_same_shapes_and_are_split() -> None:
     plain, linear, tree, missing = lines("costs")
     assert plain.startswith("| shape-27b/cost-ar | 1 | 1 | 14.60 | 14.50 to 14.70 | 0.70 |  |")
