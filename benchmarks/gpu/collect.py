@@ -50,9 +50,9 @@ def extract(archives: list[Path], into: Path) -> list[str]:
 
 def collect(session: Path, results: Path) -> list[str]:
     """Everything; returns what was written, relative to ``results``."""
-    report = json.loads((session / "report.json").read_text())
+    report = tables.trimmed(json.loads((session / "report.json").read_text()))
     results.mkdir(parents=True, exist_ok=True)
-    (results / "gpu.json").write_text(json.dumps(tables.trimmed(report), indent=1) + "\n")
+    (results / "gpu.json").write_text(json.dumps(report, indent=1) + "\n")
     page = results / "gpu.md"
     page.write_text(tables.fill(page.read_text() if page.exists() else tables.blank(), report))
     archives = [path for name in ("results.tar.xz", "logs.tar.xz") if (path := session / name).exists()]

@@ -15,10 +15,10 @@ PARITY = ("parity-records", "parity", "parity-rest", "parity-long")
 COSTS = ("costs", "costs-of-eight")
 SERVERS = ("server", "server-records")
 TWO = ("parity-two", "selftest-two", "selftest-two-records")
-
-
 COLOUR = re.compile("\x1b\\[[0-9;]*m")
 INTERPRETER = re.compile(r"^/\S*/python[0-9.]*$")
+# The session's folder: where its stages worked, and as the command names it.
+FOLDER = re.compile(r"/[^\s=]*(?=/work/)|(?<=--out )/\S+")
 NOT_STARTED = "not started"
 # A memory report's lines that only tell how far a capture has got, or that requests came.
 PROGRESS = ("Capturing batches", "Prefill batch")
@@ -331,15 +331,15 @@ def fill(page: str, report: Report) -> str:
 
 
 def trimmed(report: Report) -> Report:
-    """The report without profiles' timelines, which stay in the archive of answers; colours of a terminal and the path
-    of an interpreter tell nothing.
+    """The report without profiles' timelines, which stay in the archive of answers; colours of a terminal and the
+    paths of an interpreter and of the session's folder, here DIR, tell nothing.
     """
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: strip(inner) for key, inner in value.items() if key not in ("timeline", "names")}
         if isinstance(value, str):
-            return INTERPRETER.sub("python", COLOUR.sub("", value))
+            return FOLDER.sub("DIR", INTERPRETER.sub("python", COLOUR.sub("", value)))
         return [strip(inner) for inner in value] if isinstance(value, list) else value
 
     return strip(report)  # type: ignore[no-any-return]

@@ -147,12 +147,28 @@ def test_memory_is_told_by_server_and_without_progress() -> None:
     assert "Memory pool end. avail mem=1 GB" in told
 
 
-def test_the_kept_report_has_no_timelines_colours_or_interpreters() -> None:
+def test_the_kept_report_has_no_timelines_colours_or_paths_of_its_host() -> None:
     raw = report()
-    raw["stages"]["host"]["command"] = ["/opt/x/bin/python3", "-m", "benchmarks.gpu.host", "--out", "/tmp/gpu"]
+    raw["about"]["command"] = "python -m benchmarks.gpu --out /data/gpu --limit-s 540"
+    raw["stages"]["host"]["command"] = [
+        "/opt/x/bin/python3",
+        "-m",
+        "benchmarks.gpu.host",
+        "--out",
+        "/data/gpu/work/host",
+    ]
+    raw["stages"]["parity"]["command"] = [
+        "--junitxml=/data/gpu/work/kernels/junit.xml",
+        "tests/gpu/test_kernels_gpu.py",
+    ]
     raw["stages"]["host"]["result"]["links"] = ["\x1b[4mGPU0\x1b[0m X"]
     kept = tables.trimmed(raw)
-    assert kept["stages"]["host"]["command"] == ["python", "-m", "benchmarks.gpu.host", "--out", "/tmp/gpu"]
+    assert kept["about"]["command"] == "python -m benchmarks.gpu --out DIR --limit-s 540"
+    assert kept["stages"]["host"]["command"] == ["python", "-m", "benchmarks.gpu.host", "--out", "DIR/work/host"]
+    assert kept["stages"]["parity"]["command"] == [
+        "--junitxml=DIR/work/kernels/junit.xml",
+        "tests/gpu/test_kernels_gpu.py",
+    ]
     assert kept["stages"]["host"]["result"]["links"] == ["GPU0 X"]
     assert "timeline" not in json.dumps(kept)
 

@@ -34,8 +34,12 @@ def questions(arms: list[Arm], results: Results) -> dict[str, Arm]:
     for arm, lines in differences(arms, results):
         if lines:
             reference = plan.oracle_reference(arm.target, [line["sequence"] for line in lines])
-            found[arm.name] = dataclasses.replace(reference, name=f"{arm.name}-gaps", dtype=arm.dtype)
+            found[arm.name] = dataclasses.replace(reference, name=question_of(arm), dtype=arm.dtype)
     return found
+
+
+def question_of(arm: Arm) -> str:
+    return f"{arm.name}-gaps"
 
 
 def differences(arms: list[Arm], results: Results) -> list[tuple[Arm, list[dict[str, Any]]]]:
@@ -63,11 +67,10 @@ def with_asks(result: dict[str, Any], arm: Arm) -> dict[str, Any]:
 
 def rows(arms: list[Arm], results: Results) -> list[dict[str, Any]]:
     """How near to a tie plain decoding was at each first difference; one that was none is wrong."""
-    asked = questions(arms, results)
     found = []
     for arm, lines in differences(arms, results):
         row: dict[str, Any] = {"arm": arm.name + "/ties", "kind": "ties", "differences": lines, "wrong": []}
-        answer = results.get(asked[arm.name].name) if lines else None
+        answer = results.get(question_of(arm)) if lines else None
         if answer and answer["ok"]:
             laws = answer["results"][0]["logprobs"]
             row["wrong"] = [text for line, law in zip(lines, laws, strict=True) if (text := judge(arm, line, law))]
@@ -93,7 +96,7 @@ def judge(arm: Arm, line: dict[str, Any], law: list[float]) -> str:
 def drawn_nearby(law: list[float], params: dict[str, Any], position: int, token: int) -> bool:
     """Whether the request's draw at `position` is `token` for some law within NEAR_LAW of `law`, log-probabilities [V].
 
-    The laws tried are fixed: plain decoding's and TRIALS random ones around it.
+    TRIALS laws are tried, always the same: plain decoding's own and random ones around it.
     """
     rng = np.random.default_rng(position)
     filters = {name: params[name] for name in ("temperature", "top_k", "top_p", "min_p") if name in params}
