@@ -30,11 +30,12 @@ PARITY_RECORDS = (
     "hybrid/bf16@records:bf16-ar,bf16-tree",
 )
 PARITY_REST = (
+    "dense/matrix",
+    "hybrid/behaviour@records:tree-seeded",
+    "dense/behaviour:tree-behaviour,tree-seeded,tree-retract,tree-radix,tree-limit",
+    "dense/oracle:oracle-32",
     "hybrid/auto",
     "hybrid/auto@records",
-    "dense/matrix",
-    "dense/behaviour",
-    "dense/oracle:oracle-32",
     "hybrid/variants",
 )
 # Ten thousand tokens one by one: beside other arms, which share the GPU, a round takes 60 ms and this ten minutes.
