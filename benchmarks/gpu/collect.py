@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.gpu import tables
 
 RESULTS = Path(__file__).parents[1] / "results"
+MEASURED = ("benchmark/result.json", "kernel-times/kernels.json")
 # Of the archive of answers: what is worth keeping in the repository, and where.
 KEPT = {
     "benchmark/result.json": "benchmark.json",
@@ -31,6 +32,12 @@ KEPT = {
 }
 
 
+def commanded(content: bytes) -> bytes:
+    """A file of measurements whose command does not name the session's folder; written in one line if it was."""
+    indent = 1 if content.startswith(b"{\n") else None
+    return (json.dumps(tables.pathless(json.loads(content)), indent=indent) + "\n").encode()
+
+
 def extract(archives: list[Path], into: Path) -> list[str]:
     """Write what is KEPT of the archives; returns what was written."""
     written = []
@@ -43,7 +50,7 @@ def extract(archives: list[Path], into: Path) -> list[str]:
                         path.parent.mkdir(parents=True, exist_ok=True)
                         content = tar.extractfile(member)
                         assert content is not None
-                        path.write_bytes(content.read())
+                        path.write_bytes(commanded(content.read()) if source in MEASURED else content.read())
                         written.append(str(path.relative_to(into)))
     return written
 

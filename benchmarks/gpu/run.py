@@ -168,6 +168,7 @@ class Session:
             "reasons": verdict.shown,
             "why": stage.why,
             "sources": self.sources,
+            "commit": self.report["about"].get("commit", ""),
             "when": self.stamp(),
             **more,
             "result": verdict.result,

@@ -39,12 +39,17 @@ def result(report: Report, name: str) -> Any:
 
 
 def rows_of(report: Report, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of the parity suite over several stages; an arm that stands in two of them is told once."""
-    found: dict[str, dict[str, Any]] = {}
+    """Rows of the parity suite over several stages. An arm that stands in two of them is told once: the later of those that
+    ran to their end.
+    """
+    found: dict[str, tuple[tuple[bool, str], dict[str, Any]]] = {}
     for name in names:
+        when = str(report["stages"].get(name, {}).get("when", ""))
         for row in result(report, name) or []:
-            found.setdefault(row["arm"], row)
-    return list(found.values())
+            rank = (not row.get("late"), when)
+            if row["arm"] not in found or rank > found[row["arm"]][0]:
+                found[row["arm"]] = (rank, row)
+    return [row for _rank, row in found.values()]
 
 
 def host(report: Report) -> str:
@@ -57,16 +62,16 @@ def host(report: Report) -> str:
     gpu = facts["smi"][0] if facts["smi"] else facts["torch"].get("gpu")
     return (
         f"{gpu}{several}; Python {facts['python']}, CUDA {facts['torch'].get('cuda')}, {packages}, with "
-        f"{len(about.get('patches', []))} patches. Commit {about.get('commit') or 'unknown'}, "
-        f"sources {about['sources'][:16]}. Command: `{about['command']}`."
+        f"{len(about.get('patches', []))} patches. The last command: `{about['command']}`, commit "
+        f"{about.get('commit') or 'unknown'}, sources {about['sources'][:16]}."
     )
 
 
 def stages(report: Report) -> str:
     return table(
-        ["stage", "verdict", "seconds", "what it is about", "reasons"],
+        ["stage", "commit", "verdict", "seconds", "what it is about", "reasons"],
         (
-            (name, one["status"], one.get("seconds"), one["why"], "; ".join(one["reasons"][:4]))
+            (name, one.get("commit"), one["status"], one.get("seconds"), one["why"], "; ".join(one["reasons"][:4]))
             for name, one in report["stages"].items()
         ),
     )
@@ -331,15 +336,22 @@ def fill(page: str, report: Report) -> str:
 
 
 def trimmed(report: Report) -> Report:
-    """The report without profiles' timelines, which stay in the archive of answers; colours of a terminal and the
-    paths of an interpreter and of the session's folder, here DIR, tell nothing.
-    """
+    """The report without profiles' timelines, which stay in the archive of answers."""
 
     def strip(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: strip(inner) for key, inner in value.items() if key not in ("timeline", "names")}
-        if isinstance(value, str):
-            return FOLDER.sub("DIR", INTERPRETER.sub("python", COLOUR.sub("", value)))
         return [strip(inner) for inner in value] if isinstance(value, list) else value
 
-    return strip(report)  # type: ignore[no-any-return]
+    return pathless(strip(report))  # type: ignore[no-any-return]
+
+
+def pathless(value: Any) -> Any:
+    """The same without what tells nothing: colours of a terminal, the paths of an interpreter and of the session's folder,
+    here DIR.
+    """
+    if isinstance(value, dict):
+        return {key: pathless(inner) for key, inner in value.items()}
+    if isinstance(value, str):
+        return FOLDER.sub("DIR", INTERPRETER.sub("python", COLOUR.sub("", value)))
+    return [pathless(inner) for inner in value] if isinstance(value, list) else value

@@ -51,10 +51,28 @@ def test_a_kernel_belongs_to_the_stage_it_works_for() -> None:
         {"name": "nvjet_sm90_tst_384x16_64x4_4x1_v_bz_TNT", "us_per_round": 5.0},
         {"name": "fused_sigmoid_gating_delta_rule_update_kernel", "us_per_round": 3.0},
         {"name": "_causal_conv1d_update_kernel", "us_per_round": 2.0},
+        {"name": "gdn_tables_kernel", "us_per_round": 0.25},
+        {"name": "gdn_tree_kernel", "us_per_round": 0.25},
+        {"name": "conv_tree_kernel", "us_per_round": 0.5},
+        {"name": "commit_state_kernel", "us_per_round": 4.0},
+        {"name": "chunk_gated_delta_rule_fwd_kkt_solve_kernel", "us_per_round": 8.0},
         {"name": "_build_tree_kernel", "us_per_round": 1.0},
         {"name": "Memcpy DtoD (Device -> Device)", "us_per_round": 0.5},
     ]
     split = floors.by_stage(kernels)
-    assert sum(split.values()) == pytest.approx(11.5)
-    assert (split["matrix products"], split["recurrence"], split["convolution"]) == (5.0, 3.0, 2.0)
-    assert (split["tree and head"], split["rest"]) == (1.0, 0.5)
+    assert sum(split.values()) == pytest.approx(24.5)
+    assert (split["matrix products"], split["recurrence"], split["convolution"]) == (5.0, 3.5, 2.5)
+    assert (split["state commit"], split["tree and head"], split["rest"]) == (4.0, 1.0, 0.5)
+    assert split[floors.PREFILL] == 8.0
+
+
+def test_an_arm_without_a_profile_of_the_batch_is_left_out() -> None:
+    timed, profiled = {"job": "timed", "batch": 1, "ms_per_round": 2.5}, {"job": "profiled", "batch": 1, "kernels": []}
+    rows = [
+        {"arm": "t/cost-ar", "measured": [timed, profiled]},
+        {"arm": "t/cost-linear", "measured": [timed]},
+        {"arm": "t-12/cost-ar", "measured": [timed, profiled]},
+        {"arm": "t/cost-tree-8"},
+    ]
+    assert [line.split(" | ")[:2] for line in floors.seen_table(rows, "t", 1).splitlines()[2:]] == [["| ar", "2.50"]]
+    assert len(floors.seen_table(rows, "t", 8).splitlines()) == 2

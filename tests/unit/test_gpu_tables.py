@@ -116,6 +116,17 @@ def test_parity_tells_each_arm_once_with_its_verdict() -> None:
     assert lines("ties") == ["| hybrid/bf16-tree/ties | 2 | 0.05 | near ties |"]
 
 
+def test_of_an_arm_in_two_stages_the_later_one_that_ended_is_told() -> None:
+    twice = report()
+    arms = ["hybrid/tree-10k", "hybrid/tree-radix", "hybrid/tree-16-2"]
+    again = [row(arm, "tree", accept_length=1.4) for arm in arms]
+    again[2] |= {"wrong": ["ran out of time"], "late": True}
+    twice["stages"]["parity"]["when"] = "2026-11-30T10:00:00Z"
+    twice["stages"]["parity-rest"] = {**twice["stages"]["parity"], "when": "2026-12-01T10:00:00Z", "result": again}
+    told = [line.split(" | ")[3:5] for line in tables.parity(twice).splitlines()[3:] if "/tree-" in line]
+    assert told == [["equal", "1.1"], ["equal", "1.4"], ["equal", "1.4"]]
+
+
 def test_arms_that_the_time_did_not_reach_are_named_in_one_line() -> None:
     late = report()
     late["stages"]["parity"]["result"] += [
@@ -241,6 +252,7 @@ def test_results_are_put_where_they_are_committed(tmp_path: Path) -> None:
                  "server/captures/startup.log", "parity/hybrid_ar.out.json"):  # fmt: skip
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(f"of {name}")
+    (work / "benchmark/result.json").write_text('{"command": "bench --out /data/gpu/work/benchmark/result.json --cut"}')
     (session / "report.json").write_text(json.dumps(report()))
     pack.pack(work, session, lambda _text: None)
     written = collect.collect(session, results)
@@ -249,6 +261,9 @@ def test_results_are_put_where_they_are_committed(tmp_path: Path) -> None:
         "gpu/server/startup.log",
     }  # fmt: skip
     assert (results / "gpu/server/startup.log").read_text() == "of server/captures/startup.log"
+    assert (results / "gpu/benchmark.json").read_text() == (
+        '{"command": "bench --out DIR/work/benchmark/result.json --cut"}\n'
+    )
     assert "timeline" not in (results / "gpu.json").read_text()
     assert "| hybrid/tree-16-2 |" in (results / "gpu.md").read_text()
     page = (results / "gpu.md").read_text().replace("# A session on a GPU", "# My words")
