@@ -149,8 +149,9 @@ def floor_table(name: str, rows: tuple[int, ...] = (16, 17, 33, 65), path: int =
 
 
 def seen_table(rows: list[dict[str, Any]], target: str, batch: int) -> str:
-    """Where a round's time went in each arm that timed this target and batch. A profile keeps its 40 longest kernels, which
-    are 97 % of it at least. The prefill's own kernels are left out; its matrix products, one pass in the 24 rounds, are not.
+    """Where a round's time went in each arm that timed this target and batch. A profile keeps its 40 longest kernels,
+    at least 97 % of it on these shapes. The prefill's own kernels are left out; its products, one pass in 24 rounds,
+    are not.
     """
     stages = [name for name, _ in STAGES if name != PREFILL] + ["rest"]
     lines = [f"| arm | ms a round | {' | '.join(stages)} |", "| --- |" + " --- |" * (len(stages) + 1)]

@@ -12,7 +12,7 @@ from benchmarks.engine.svg import bars, intervals, lines, number, palette
 
 STYLE = """
 :root{color-scheme:light;--ink:#111827;--soft:#4b5563;--line:#e5e7eb;--paper:#fff;--tint:#f9fafb}
-body{font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;max-width:1080px;
+body{font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:var(--paper);margin:0 auto;max-width:1240px;
 padding:32px 20px 80px}
 h1{font-size:28px;line-height:1.2;margin:0 0 4px}h2{font-size:21px;margin:44px 0 8px;padding-top:20px;
 border-top:1px solid var(--line)}h3{font-size:16px;margin:26px 0 6px}p{margin:8px 0;max-width:76ch}
@@ -22,8 +22,8 @@ grid-template-columns:repeat(auto-fit,minmax(420px,1fr))}
 border-radius:8px}figcaption{font-weight:600;color:var(--ink)}svg{width:100%;height:auto;display:block}
 .tick{font:11px system-ui,sans-serif;fill:#4b5563}.grid{stroke:#e5e7eb}.one{stroke:#111827;stroke-dasharray:4 3}
 .keys{display:flex;flex-wrap:wrap;gap:4px 14px;font-size:13px;margin:4px 0 6px}.key i{display:inline-block;width:10px;
-height:10px;border-radius:2px;margin-right:5px}table{border-collapse:collapse;font-size:14px;width:100%}
-.scroll{overflow-x:auto;margin-top:18px}th,td{padding:5px 9px;text-align:right;
+height:10px;border-radius:2px;margin-right:5px}table{border-collapse:collapse;font-size:13px;width:100%}
+.scroll{overflow-x:auto;margin-top:18px}th,td{padding:5px 6px;text-align:right;
 border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child,td:first-child,th.l,td.l{text-align:left}th{color:var(--soft);font-weight:600}
 .banner{background:#fef3c7;border:1px solid #f59e0b;border-radius:8px;padding:10px 14px;margin:14px 0}
@@ -116,25 +116,32 @@ def seen(view: View) -> str:
 
 
 def verdict(view: View, temperature: float, concurrency: int) -> str:
-    """Does any tree beat the baseline here, beyond the interval?"""
+    """Does any tree beat the baseline here, beyond the interval, and does any lose to it?"""
     here = [(c.arm, c.speedup) for c in view.at(temperature) if c.concurrency == concurrency and c.arm != "ar"]
     arm, speed = max(((arm, speed) for arm, speed in here if speed), key=lambda entry: entry[1].value)
     word = "not told apart from" if not speed.certain else "faster than" if speed.value > 1 else "slower than"
-    return (
+    said = (
         f"T={temperature:g}, {concurrency} at once: the fastest tree ({arm}) is {word} {view.baseline}: "
         f"{speed.value:.3f} of its speed, interval {speed.low:.3f} to {speed.high:.3f}."
     )
+    slower = [f"{one} ({found.value:.3f})" for one, found in here if one != arm and found and found.high < 1]
+    return f"{said} Slower than {view.baseline}: {', '.join(slower)}." if slower else said
 
 
 def figures(view: View, temperature: float) -> list[str]:
     groups = view.by_concurrency(temperature)
     found = speed_figures(view, groups) if view.timed else []
-    speculating = [cell for cell in next(iter(groups.values())) if cell.accept_length]
+    alone = next(iter(groups.values()))
+    speculating = [cell for cell in alone if cell.accept_length]
     categories = sorted({name for cell in speculating for name in cell.by_category})
     lengths = {
         name: {cell.arm: cell.by_category[name] for cell in speculating if name in cell.by_category}
         for name in categories
     }
+    paired = by_kind(categories, alone)
+    if view.timed and any(paired.values()):
+        title = f"Speed against {view.baseline} by kind of prompt, {next(iter(groups))}"
+        found.append(intervals(title, "ratio and 95% interval", paired, view.colours))
     unit = "tokens a round, the target's own included"
     found.append(bars("Accept length by kind of prompt", unit, lengths, view.colours))
     shares = {cell.arm: [n / sum(cell.histogram) for n in cell.histogram] for cell in speculating if cell.histogram}
@@ -142,6 +149,18 @@ def figures(view: View, temperature: float) -> list[str]:
         unit = "tokens a round gives (1: the target's own alone); share of rounds"
         found.append(lines("Rounds by tokens given", unit, shares, view.colours))
     return found
+
+
+def by_kind(kinds: Sequence[str], row: Sequence[Cell]) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Every speculating arm's speed over the baseline's, for each kind of prompt."""
+    return {
+        kind: {
+            cell.arm: (speed.value, speed.low, speed.high)
+            for cell in row
+            if cell.arm != "ar" and (speed := cell.speedup_by_category.get(kind))
+        }
+        for kind in kinds
+    }
 
 
 def speed_figures(view: View, groups: Mapping[str, list[Cell]]) -> list[str]:
@@ -170,7 +189,7 @@ def table(view: View, temperature: float) -> str:
             row += [number(cell.user_tok_s), number(cell.total_tok_s), number(cell.ttft_ms), number(cell.ttft_p99_ms)]
             row.append(f"{cell.round_ms:.2f}" if cell.round_ms else "")
             speed = cell.speedup
-            row.append(f"{speed.value:.3f} ({speed.low:.3f} to {speed.high:.3f})" if speed else "")
+            row.append(f"{speed.value:.2f} ({speed.low:.2f} to {speed.high:.2f})" if speed else "")
         rows.append(row)
     return grid(heads, rows)
 
@@ -193,7 +212,8 @@ def parity(view: View) -> str:
 
 def trees(view: View) -> str:
     """What the trees were like, over the whole run; empty if no server counted."""
-    counted = {arm: found for arm, found in view.result["trees"].items() if found and found.get("trees")}
+    told = {arm: found.get("counters", found) for arm, found in view.result["trees"].items() if found}
+    counted = {arm: found for arm, found in told.items() if found.get("trees")}
     if not counted:
         return ""
     heads = ["arm", "rounds", "nodes a tree", "accepted a tree", "off the spine"]
@@ -208,7 +228,8 @@ def trees(view: View) -> str:
         for arm, found in counted.items()
     ]
     depths = {arm: found["acceptance_by_depth"] for arm, found in counted.items() if found.get("acceptance_by_depth")}
-    chart = lines("Acceptance by depth", "depth below the root; share of offers taken", depths, view.colours)
+    unit = "depth below the root; share of offers taken"
+    chart = lines("Acceptance by depth", unit, depths, view.colours) if depths else ""
     return (
         "<h3>Trees, over the whole run</h3>" + grid(heads, rows) + f'<div class="figures wide">{chart}</div>'
         '<p class="note">Off the spine: accepted nodes that the drafter\'s top-1 chain does not hold. By depth: of the '
@@ -219,10 +240,14 @@ def trees(view: View) -> str:
 def origin(view: View) -> str:
     result = view.result
     shown = {
-        "command": result["command"], "host": result["host"], "grid": result["grid"],
+        "host": result["host"], "grid": result["grid"],
         "prompt set": result["prompt_set"], "arms": result["arms"],
     }  # fmt: skip
-    return f"<pre>{escape(json.dumps(shown, indent=1))}</pre>"
+    shown_text = escape(json.dumps(shown, indent=1))
+    return (
+        f"<p><code>{escape(result['command'])}</code></p>"
+        f"<details><summary>Host, grid and every arm's settings</summary><pre>{shown_text}</pre></details>"
+    )
 
 
 def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -41,6 +41,7 @@ class Cell:
     histogram: tuple[int, ...]
     by_category: Mapping[str, float]
     speedup: Interval | None  # of user_tok_s over the baseline, paired by prompt
+    speedup_by_category: Mapping[str, Interval]  # the same over the prompts of one kind
 
 
 def rate(sample: Mapping[str, Any]) -> float:
@@ -105,11 +106,15 @@ def cell(blocks: Sequence[Block], baseline: Sequence[Block], categories: Sequenc
     decode_s = sum(sample["decode_s"] for sample in samples)
     decoded = sum(sample["tokens"] - sample["first_tokens"] for sample in samples)
     ttft = [sample["ttft_s"] * 1000 for sample in samples]
+    kinds = sorted(set(categories))
     per_category = {
         name: value
-        for name in sorted(set(categories))
+        for name in kinds
         if (value := accept_length([s for s in samples if categories[s["prompt"]] == name])) is not None
     }
+    ours, theirs = by_prompt(blocks, rate), by_prompt(baseline, rate)
+    compared = first["arm"] != baseline[0]["arm"]
+    of_kind = {kind: {p: speed for p, speed in ours.items() if categories[p] == kind} for kind in kinds if compared}
     return Cell(
         arm=first["arm"],
         temperature=first["temperature"],
@@ -122,9 +127,8 @@ def cell(blocks: Sequence[Block], baseline: Sequence[Block], categories: Sequenc
         accept_length=accept_length(samples),
         histogram=merge(sample["histogram"] for sample in samples),
         by_category=per_category,
-        speedup=None
-        if first["arm"] == baseline[0]["arm"]
-        else ratio(by_prompt(blocks, rate), by_prompt(baseline, rate)),
+        speedup=ratio(ours, theirs) if compared else None,
+        speedup_by_category={kind: found for kind, own in of_kind.items() if (found := ratio(own, theirs))},
     )
 
 

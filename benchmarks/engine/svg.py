@@ -66,6 +66,15 @@ def nice(high: float) -> float:
     return high
 
 
+def span(low: float, high: float) -> tuple[float, float]:
+    """Ends of an axis of four equal steps, all of them round numbers, that holds both."""
+    for step in (0.05, 0.1, 0.2, 0.25, 0.5, 1.0, 2.0, 5.0):
+        start = step * math.floor(round(low / step, 6))
+        if start + 4 * step >= high:
+            return start, start + 4 * step
+    return low, high
+
+
 def figure(title: str, body: str, names: Sequence[str], colours: Mapping[str, str]) -> str:
     keys = "".join(
         f'<span class="key"><i style="background:{colours[name]}"></i>{escape(name)}</span>' for name in names
@@ -128,7 +137,7 @@ def intervals(
     """Dots with whiskers around a line at 1: label -> series -> (value, low, high)."""
     names = [name for name in colours if any(name in series for series in groups.values())]
     values = [v for series in groups.values() for triple in series.values() for v in triple]
-    frame = Frame(min(0.9, min(values) - 0.05), max(1.1, max(values) + 0.05), unit)
+    frame = Frame(*span(min(0.9, min(values)), max(1.1, max(values))), unit)
     one = frame.y(1)
     body = [frame.axes(), f'<line x1="{LEFT}" y1="{one}" x2="{WIDTH - RIGHT}" y2="{one}" class="one"/>']
     slot = frame.inner_w / len(groups)

@@ -39,8 +39,8 @@ def result(report: Report, name: str) -> Any:
 
 
 def rows_of(report: Report, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of the parity suite over several stages. An arm that stands in two of them is told once: the later of those that
-    ran to their end.
+    """Rows of the parity suite over several stages. An arm that stands in two of them is told once: the later of those
+    that ran to their end.
     """
     found: dict[str, tuple[tuple[bool, str], dict[str, Any]]] = {}
     for name in names:
@@ -347,8 +347,8 @@ def trimmed(report: Report) -> Report:
 
 
 def pathless(value: Any) -> Any:
-    """The same without what tells nothing: colours of a terminal, the paths of an interpreter and of the session's folder,
-    here DIR.
+    """The same without what tells nothing: colours of a terminal, the paths of an interpreter and of the session's
+    folder, here DIR.
     """
     if isinstance(value, dict):
         return {key: pathless(inner) for key, inner in value.items()}

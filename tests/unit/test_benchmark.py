@@ -19,6 +19,7 @@ from benchmarks.engine.measure import Arm, Grid, load_prompts, plan
 from benchmarks.engine.page import render
 from benchmarks.engine.parity import Law, difference, judge
 from benchmarks.engine.summary import accept_length, cells, merge, rate, ratio
+from benchmarks.engine.svg import span
 
 ROOT = Path(__file__).parents[2]
 LAW = Law(tokens=(5, 6, 7), best=((5, 9), (6, 8), (7, 1)), gaps=(2.0, 0.1, 3.0))
@@ -100,11 +101,35 @@ def test_cells_and_the_page_say_who_is_faster() -> None:
     assert tree is not None
     assert tree.value == pytest.approx(1.2)
     assert by_arm["linear"].speedup is None
+    assert by_arm["linear"].speedup_by_category == {}
     assert by_arm["linear"].accept_length == pytest.approx(5 / 3)
     assert by_arm["ar"].accept_length is None
+    kinds = {kind: round(found.value, 6) for kind, found in by_arm["tree-16"].speedup_by_category.items()}
+    assert kinds == {"code": 1.2, "prose": 1.2}
     page = render([measured])
     assert "the fastest tree (tree-16) is faster than linear: 1.200 of its speed" in page
+    assert "Slower than linear" not in page
+    assert "Speed against linear by kind of prompt, 1 user" in page
     assert not re.search(r"(src|href)=|<script|@import|url\(", page), "the page needs nothing from elsewhere"
+
+
+def test_the_page_also_says_which_trees_lose_and_what_trees_were_like() -> None:
+    measured = result({"ar": 1.0, "linear": 2.0, "tree-16": 2.4, "tree-64": 1.5})
+    counters = {"trees": 40, "nodes_per_tree": 63.5, "accepted_per_tree": 1.5, "off_spine_share": 0.25}
+    measured["trees"]["tree-64"] = {"budget": 64, "counters": counters}
+    page = render([measured])
+    assert "Slower than linear: tree-64 (0.750)." in page
+    assert "<td>tree-64</td><td>40</td><td>63.5</td><td>1.50</td><td>25.0%</td>" in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ends"),
+    [(0.9, 1.1, (0.9, 1.1)), (0.73, 1.3, (0.6, 1.4)), (0.9, 1.48, (0.8, 1.6)), (0.2, 31.0, (0.2, 31.0))],
+)
+def test_an_axis_of_ratios_ends_at_round_numbers_around_them(
+    low: float, high: float, ends: tuple[float, float]
+) -> None:
+    assert span(low, high) == pytest.approx(ends)
 
 
 def test_times_of_an_engine_that_is_not_real_are_left_out() -> None:
@@ -183,9 +208,10 @@ def test_a_server_that_is_not_there_is_an_error_with_its_address() -> None:
 
 
 def test_the_committed_page_is_drawn_from_the_committed_result() -> None:
-    result = json.loads((ROOT / "benchmarks/results/pair-cpu.json").read_text())
-    assert render([result]) == (ROOT / "docs/benchmark.html").read_text()
-    assert not any(judged["wrong"] for judged in result["parity"])
+    names = ("gpu/benchmark.json", "pair-cpu.json")
+    results = [json.loads((ROOT / "benchmarks/results" / name).read_text()) for name in names]
+    assert render(results) == (ROOT / "docs/benchmark.html").read_text()
+    assert not any(judged["wrong"] for result in results for judged in result["parity"])
 
 
 def test_when_time_is_up_whole_rounds_are_left_out_for_every_arm(monkeypatch: pytest.MonkeyPatch) -> None:
