@@ -181,6 +181,7 @@ JUDGES: dict[str, Callable[[Outcome], Verdict]] = {
     "server": server,
     "server-records": server,
     "costs": costs,
+    "costs-slice": costs,
     "costs-of-eight": costs,
     "benchmark": benchmark,
     "kernel-times": kernel_times,

@@ -43,19 +43,23 @@ PARITY_LONG = ("hybrid/behaviour:tree-10k", "hybrid/behaviour@records:tree-10k")
 # Two GPUs to a model: the targets on random weights, as any host proves itself.
 PARITY_TWO = ("hybrid/selftest", "dense/selftest")
 ON_TWO = ("--tp", "2", "--nccl-only")
-# The whole model at one request, a slice at one and eight, and a model so small that the host's work shows.
+# The whole model at one request, and a model so small that the host's work shows.
 COSTS = (
     "shape-27b/costs:cost-ar,cost-linear,cost-tree-16,cost-tree-32",
     "shape-27b/costs@records:cost-tree-16,cost-tree-32,cost-tree-64",
     "shape-27b/costs:cost-tree-64",
-    "shape-27b-12/costs",
-    "shape-27b-12/costs@records:cost-tree-16,cost-tree-32,cost-tree-64",
     "hybrid/costs:cost-ar,cost-linear,cost-tree-16",
     "hybrid/costs@records:cost-tree-16",
+)
+# A slice of it at one request and at eight.
+COSTS_SLICE = (
+    "shape-27b-12/costs",
+    "shape-27b-12/costs@records:cost-tree-16,cost-tree-32,cost-tree-64",
 )
 COSTS_OF_EIGHT = (
     "shape-27b/costs-of-eight:cost-ar-x8,cost-linear-x8,cost-tree-16-x8",
     "shape-27b/costs-of-eight@records:cost-tree-16-x8,cost-tree-64-x8",
+    "shape-27b-12/costs-of-eight@records:cost-linear-x8,cost-tree-15-x8,cost-tree-31-x8,cost-tree-63-x8",
 )
 
 
@@ -99,7 +103,7 @@ def stages(at: Setting) -> list[Stage]:
             (at.python, "-m", "benchmarks.gpu.sanitizer", "--out", at.folder("sanitizer")),
             limit_s=400, estimate_s=50, least_s=45,
         ),
-        suite(at, "costs", "what a round costs, stage by stage, at 27B shapes", COSTS, 490, 6, alone=True, least=300),
+        suite(at, "costs", "what a round costs, stage by stage, at 27B shapes", COSTS, 460, 6, alone=True, least=300),
         Stage(
             "benchmark",
             "speed of the pair in all modes over HTTP",
@@ -107,15 +111,18 @@ def stages(at: Setting) -> list[Stage]:
              "--out", at.folder("benchmark/result.json"), "--limit-s", "{limit}", *BENCH),
             limit_s=540, estimate_s=420, least_s=280, cores=at.cores, alone=True,
         ),
+        suite(at, "costs-slice", "12 layers of the 27B shapes at one and eight requests", COSTS_SLICE, 350, 6,
+              alone=True, least=200),
         suite(at, "parity-rest", "the dense target; all cells without overlap and graphs", PARITY_REST, 450, 6),
         suite(at, "parity-long", "ten thousand tokens, hybrid target", PARITY_LONG, 280, 3, alone=True, least=240),
         Stage(
             "kernel-times",
             "each kernel against its bound and a torch baseline",
             (at.python, "benchmarks/engine/kernels.py", "--out", at.folder("kernel-times/kernels.json")),
-            limit_s=300, estimate_s=50, least_s=45, alone=True,
+            limit_s=300, estimate_s=100, least_s=90, alone=True,
         ),
-        suite(at, "costs-of-eight", "the whole 27B shapes at eight requests", COSTS_OF_EIGHT, 250, 3, alone=True),
+        suite(at, "costs-of-eight", "27B shapes at eight requests: the whole, and 12 layers with rows in whole tiles",
+              COSTS_OF_EIGHT, 300, 3, alone=True),
         Stage(
             "suite-tests",
             "the suite as a host's own self-test, on random weights",

@@ -12,7 +12,7 @@ from typing import Any
 Report = dict[str, Any]
 STAGES_US = ("draft", "head", "build", "verify", "commit", "gaps")
 PARITY = ("parity-records", "parity", "parity-rest", "parity-long")
-COSTS = ("costs", "costs-of-eight")
+COSTS = ("costs", "costs-slice", "costs-of-eight")
 SERVERS = ("server", "server-records")
 TWO = ("parity-two", "selftest-two", "selftest-two-records")
 COLOUR = re.compile("\x1b\\[[0-9;]*m")

@@ -173,6 +173,7 @@ def test_real_sizes_are_timed_at_one_and_eight_requests_and_share_the_memory() -
     assert whole["tree-64"].memory == (2, 2)  # 18 GiB of snapshots beside 54 GB of weights
     eight = sections.parse("shape-27b/costs-of-eight")
     assert {arm.kind: arm.memory for arm in eight} == {"ar": (1, 2), "linear": (2, 2), "tree": (2, 2)}
+    assert {arm.budget for arm in eight if arm.kind == "tree"} == {8, 15, 16, 31, 32, 63, 64}
     for target in ("shape-27b-12", "hybrid"):
         (batches,) = {tuple(job["batch"] for job in arm.jobs) for arm in sections.parse(f"{target}/costs")}
         assert batches == (1, 1, 8, 8)
