@@ -7,10 +7,12 @@ needs a fact nobody knows (a GPU that does not say what it is) does not fire.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
 from ddtree_ops.bundle.wheel import SGLANG_VERSION
-from ddtree_ops.model import Mode
+from ddtree_ops.keeping import Dtypes, Kept, dtypes, gap, kept
+from ddtree_ops.model import Mode, States
 from ddtree_ops.shapes import ModelShape
 
 Capability = tuple[int, int]
@@ -25,6 +27,7 @@ class Case:
     target: ModelShape | None = None
     capability: Capability | None = None
     sglang: str = SGLANG_VERSION
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def flag(self, *names: str) -> str:
         """The value of the first of these flags that is given; empty if none is."""
@@ -35,6 +38,16 @@ class Case:
         """GPUs that share the model."""
         given = self.flag("--tp-size", "--tensor-parallel-size", "--tp")
         return int(given) if given.isdigit() else 1
+
+    def dtypes(self, target: ModelShape) -> Dtypes:
+        """Of the target's activations and of its convolutions' windows."""
+        return dtypes(target, self.flags, self.env)
+
+    def kept(self, budget: int) -> Kept:
+        """How trees of ``budget`` nodes keep recurrent states."""
+        asked = cast(States | None, self.flag("--speculative-ddtree-states") or None)
+        types = self.dtypes(self.target) if self.target else None
+        return kept(asked, self.mode, self.target, budget, types)
 
     @property
     def sm(self) -> int | None:
@@ -180,13 +193,16 @@ def _tree_prefix_cache(case: Case) -> str | None:
 
 
 def _records(case: Case) -> str | None:
+    """Records that were asked for; where nobody asked, the engine keeps snapshots instead. That a tree is too wide for
+    them is said when settings are read.
+    """
     if case.flag("--speculative-ddtree-states") != "records" or case.target is None:
         return None
-    gdn, instead = case.target.recurrence, "set --speculative-ddtree-states snapshots"
-    if gdn is None:
-        return f"records are of Gated DeltaNet layers and the target has none: {instead}"
-    odd = [size for size in (gdn.key_dim, gdn.value_dim) if size < 16 or size & (size - 1)]
-    return f"records need head sizes that are powers of two from 16, not {odd[0]}: {instead}" if odd else None
+    found = gap(case.target, 1, case.dtypes(case.target))
+    if found is None:
+        return None
+    change = f"{found.change}, or " if found.change else ""
+    return f"{found.why}: {change}set --speculative-ddtree-states snapshots"
 
 
 ONE = ("1",)

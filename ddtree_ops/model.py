@@ -82,7 +82,8 @@ class Settings(Frozen):
     """Everything that decides how one SGLang server is started; part of the release digest.
 
     Times are seconds. ``budget`` counts tree nodes without the root, ``widths`` those of the trees that mode auto
-    chooses among; ``topk_cap`` is per depth. ``gpus`` are indices in PCI order, as nvidia-smi counts; empty pins none.
+    chooses among; ``topk_cap`` is per depth. ``states`` unset is the engine's choice: records wherever they are written
+    for (``keeping``). ``gpus`` are indices in PCI order, as nvidia-smi counts; empty pins none.
     ``max_running_requests`` is always rendered: left to itself, SGLang picks 48 for speculation and lets graph capture
     run out of memory. ``secrets`` are names only: what the server is given; the values are no part of a release.
     """
@@ -96,7 +97,7 @@ class Settings(Frozen):
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 16
     widths: Annotated[tuple[Annotated[int, Field(ge=1, le=MAX_BUDGET)], ...], Field(min_length=1)] = (8, 16, 32)
     topk_cap: Annotated[int, Field(ge=1, le=MAX_TOPK_CAP)] = 8
-    states: States = "snapshots"
+    states: States | None = None
     allow_hybrid_unsafe: bool = False
     unsafe_reason: str | None = None
     bind: str = "127.0.0.1"

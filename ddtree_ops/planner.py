@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ddtree_ops.keeping import Dtypes, Kept, kept
 from ddtree_ops.model import MAX_BUDGET, MAX_RECORDS_BUDGET, Mode, States
 from ddtree_ops.shapes import DTYPE_BYTES, DrafterShape, ModelShape
 
@@ -30,7 +31,7 @@ CONV_DTYPE_BYTES = 2
 @dataclass(frozen=True)
 class Ask:
     """What should run on each GPU. ``budget`` is that of the widest tree in mode auto; ``weights`` are the bytes of the
-    target and of the drafter, before splitting.
+    target and of the drafter, before splitting. ``states`` and ``dtypes`` unset: as the engine decides (``keeping``).
     """
 
     target: ModelShape
@@ -48,12 +49,18 @@ class Ask:
     radix: str = "extra_buffer"
     slots_given: int | None = None
     mem_fraction: float | None = None
-    states: States = "snapshots"
+    states: States | None = None
+    dtypes: Dtypes | None = None
+
+    @property
+    def kept(self) -> Kept:
+        """How rows keep states, and why; a chain's are always snapshots."""
+        return kept(self.states, self.mode, self.target, self.budget, self.dtypes)
 
     @property
     def records(self) -> bool:
-        """Whether rows leave records; a chain's states are always snapshots."""
-        return self.mode.verifies_trees and self.states == "records"
+        """Whether rows leave records."""
+        return self.kept.states == "records"
 
     @property
     def slots(self) -> int:

@@ -1,19 +1,13 @@
-"""Whether trees are proven on a combination: the engine's own verdict, so that doctor and engine never disagree.
-
-The engine's rules need the standard library alone; they are loaded from the sources that are shipped to the hosts.
-"""
+"""Whether trees are proven on a combination: the engine's own verdict, so that doctor and engine never disagree."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
-from functools import cache
 from types import ModuleType
 from typing import Any
 
 from ddtree_ops.backends import Case, dotted
-from ddtree_ops.data import data_dir
+from ddtree_ops.engine import engine_module
 from ddtree_ops.model import Mode
 
 PROOFS = "/opt/ddtree/proofs"  # where the engine looks on a host unless told otherwise
@@ -21,17 +15,9 @@ PROOFS = "/opt/ddtree/proofs"  # where the engine looks on a host unless told ot
 Record = tuple[str, Any]
 
 
-@cache
 def engine_rules() -> ModuleType:
-    """The module ``sglang_ddtree.proofs``, without the package around it, which needs torch."""
-    name, path = "ddtree_ops._engine_proofs", data_dir("patches") / "sglang-ddtree/src/sglang_ddtree/proofs.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    """The engine's module ``proofs``."""
+    return engine_module("proofs")
 
 
 def needs_proof(case: Case) -> bool:
@@ -42,7 +28,7 @@ def needs_proof(case: Case) -> bool:
 
 def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Record]) -> str | None:
     """The name of the record, shipped or on the host, that proves trees of ``budget`` nodes; None if there is none."""
-    rules, kept = engine_rules(), case.flag("--speculative-ddtree-states") or "snapshots"
+    rules, kept = engine_rules(), case.kept(budget).states
     hybrid = case.target is not None and case.target.hybrid
     wanted = rules.Combination(
         architecture=case.target.architecture if case.target else "",

@@ -11,16 +11,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ddtree_ops.backends import parse_flags
 from ddtree_ops.connection import Connection
 from ddtree_ops.deploy import Engine
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.host import Gpu, HostFacts
-from ddtree_ops.model import Settings
+from ddtree_ops.keeping import dtypes, kept
+from ddtree_ops.model import Mode, Settings, States
 from ddtree_ops.proofs import PROOFS
 from ddtree_ops.release import engine_dir
 from ddtree_ops.remote import Completed, Remote
 from ddtree_ops.render.environment import server_environment
 from ddtree_ops.selftest_pair import PackedPair
+from ddtree_ops.shapes import parse_model
 
 LIMIT_S = 300
 RUN_S = LIMIT_S + 120.0
@@ -68,7 +71,7 @@ def prove(
         say(f"{target}: {engine.stage(connection, settings)}")
         folder = send_pair(remote, f"{host.root}/selftest-pair", pair, sudo)
         say(f"{target}: the suite starts, about two minutes")
-        argv = command(settings, engine_dir(host.root, engine.digest), folder)
+        argv = command(settings, engine_dir(host.root, engine.digest), folder, states_of(remote, settings, sudo))
         done = remote.run(argv, deadline_s=RUN_S, sudo=sudo, on_line=lambda line: say(f"{target}: {line}"))
         return read_proof(remote, done, target, sudo)
 
@@ -121,13 +124,31 @@ def send_pair(remote: Remote, root: str, pair: PackedPair, sudo: bool) -> str:
     return folder
 
 
-def command(settings: Settings, engine: str, pair: str) -> list[str]:
+def states_of(remote: Remote, settings: Settings, sudo: bool) -> States:
+    """How this instance's trees keep states, which is what is to be proven: as its settings say, else as the engine
+    decides for its target. A target that is no folder here, or cannot be read, is taken for one that records are for.
+    """
+    if settings.states is not None:
+        return settings.states
+    done = remote.run(["cat", f"{settings.model}/config.json"], deadline_s=QUICK_S, sudo=sudo)
+    try:
+        target = parse_model(done.text, f"{settings.model}/config.json") if done.rc == 0 else None
+    except RefusedError:
+        target = None
+    if target is None:
+        return "records"
+    nodes = settings.nodes if settings.mode.verifies_trees else 1
+    types = dtypes(target, parse_flags(settings.extra_args), settings.env)
+    return kept(None, Mode.TREE, target, nodes, types).states
+
+
+def command(settings: Settings, engine: str, pair: str, states: States) -> list[str]:
     """The suite in the engine's environment, on the instance's GPUs."""
     environment = [f"{name}={value}" for name, value in server_environment(settings, engine_dir=engine).items()]
     python = f"{settings.venv}/bin/python"
     return [
         "env", *environment, python, "-m", "sglang_ddtree.selftest", "--pair", pair, "--proofs-dir", PROOFS,
-        "--limit-s", str(LIMIT_S), "--states", settings.states, "--tp", str(max(1, len(settings.gpus))),
+        "--limit-s", str(LIMIT_S), "--states", states, "--tp", str(max(1, len(settings.gpus))),
     ]  # fmt: skip
 
 

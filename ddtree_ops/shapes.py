@@ -61,7 +61,11 @@ class Recurrence:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A target: layers, attention, recurrence."""
+    """A target: layers, attention, recurrence.
+
+    ``activation`` is behind the recurrent layers' convolution. ``auto_dtype`` is what SGLang computes in unless told
+    otherwise: float16 where the configuration names float32 or nothing.
+    """
 
     architecture: str
     hidden: int
@@ -75,6 +79,8 @@ class ModelShape:
     tied: bool
     rope_theta: float | None
     quantized: str | None
+    activation: str
+    auto_dtype: str
 
     @property
     def hybrid(self) -> bool:
@@ -133,6 +139,8 @@ def parse_model(text: str, where: str) -> ModelShape:
         tied=bool(config.get("tie_word_embeddings", top.get("tie_word_embeddings", False))),
         rope_theta=_rope_theta(config),
         quantized=str(quantization.get("quant_method") or "unknown") if quantization else None,
+        activation=str(config.get("hidden_act") or "silu"),
+        auto_dtype=_auto_dtype(top, config),
     )
 
 
@@ -202,8 +210,17 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _dtype(top: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    return _named_dtype(top, config) or "bfloat16"
+
+
+def _auto_dtype(top: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    found = _named_dtype(top, config)
+    return found if found in ("bfloat16", "float16") else "float16"
+
+
+def _named_dtype(top: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     found = config.get("dtype") or config.get("torch_dtype") or top.get("dtype") or top.get("torch_dtype")
-    return str(found or "bfloat16")
+    return str(found or "")
 
 
 def _rope_theta(config: Mapping[str, Any]) -> float | None:

@@ -200,6 +200,8 @@ def _apply(target: Target, given: dict[str, Any], notices: list[str]) -> Target:
             notices.append(f"{target.name}: {flag} has no effect in mode {settings.mode}; there it is {instead}")
     if "states" in given and not settings.mode.verifies_trees:
         notices.append(f"{target.name}: --states {settings.states} has no effect in mode {settings.mode}")
+    if notice := checks.wide_for_records(settings):
+        notices.append(f"{target.name}: {notice}")
     return Target(host, settings)
 
 

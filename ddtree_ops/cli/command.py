@@ -56,7 +56,12 @@ TopkCap = Annotated[
 ]
 StatesOption = Annotated[
     str | None,
-    _flag("--states", metavar="WORD", panel=SETTINGS, help="How trees keep recurrent states: snapshots or records."),
+    _flag(
+        "--states",
+        metavar="WORD",
+        panel=SETTINGS,
+        help="How trees keep recurrent states: records (default where written for) or snapshots.",
+    ),
 ]
 Gpu = Annotated[list[int] | None, _flag("--gpu", "-g", metavar="G", panel=SETTINGS, help="GPU; may be repeated.")]
 Port = Annotated[int | None, _flag("--port", "-p", metavar="P", panel=SETTINGS, help="Port of the server.")]

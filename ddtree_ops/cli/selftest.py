@@ -9,7 +9,7 @@ from ddtree_ops.targets import Overrides
 
 EXAMPLES = [
     "ddtree-ops selftest ct200:tree",
-    "ddtree-ops selftest ct200:tree --states records",
+    "ddtree-ops selftest ct200:tree --states snapshots",
     "ddtree-ops selftest ct200:tree --gpu 3       # another GPU of the same kind, while the instance serves",
 ]
 

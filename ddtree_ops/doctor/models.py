@@ -9,6 +9,7 @@ from ddtree_ops.doctor.catalogue import Finding, finding
 from ddtree_ops.doctor.machine import Machine
 from ddtree_ops.errors import RefusedError
 from ddtree_ops.facts.folders import ModelFolder
+from ddtree_ops.keeping import dtypes
 from ddtree_ops.model import HostSpec, Mode, Settings, most_nodes
 from ddtree_ops.pair import prove_pair
 from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
@@ -78,6 +79,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
             tp=max(1, len(settings.gpus)),
             mem_fraction=settings.mem_fraction_static,
             states=settings.states,
+            dtypes=dtypes(model, flags, settings.env),
             state_dtype=flags.get("--mamba-ssm-dtype"),
             radix="off" if "--disable-radix-cache" in flags else radix if radix == "no_buffer" else "extra_buffer",
         )
@@ -102,7 +104,7 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
     cards = [card for index in settings.gpus if (card := machine.gpus.card(index))]
     card = cards[0] if cards else None
     capability = parse_capability(card.capability if card else None)
-    case = Case(settings.mode, parse_flags(server_argv(settings, release="")), model, capability)
+    case = Case(settings.mode, parse_flags(server_argv(settings, release="")), model, capability, env=settings.env)
     for reason in refusals(case):
         yield finding("backend", target, reason)
     if model is None or card is None or not needs_proof(case):
@@ -112,7 +114,8 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
         several = f" with {case.tp} GPUs to a model" if case.tp > 1 else ""
         admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
         where = f"{card.name} (compute capability {' and '.join(kinds)}){several}"
-        yield finding("unproven", target, f"{model.architecture} on {where}{admitted}")
+        states = f", {case.kept(settings.nodes).line}" if model.hybrid else ""
+        yield finding("unproven", target, f"{model.architecture} on {where}{states}{admitted}")
 
 
 def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iterator[Finding]:

@@ -56,6 +56,8 @@ CONCESSIONS = (
     Concession("prefill-cuda-graph", r"[Dd]isabling prefill CUDA graph", wrong=False),
     Concession("mixed-chunk", r"Mixed chunked prefill is disabled", wrong=False),
     Concession("radix-cache", r"[Rr]adix cache is disabled", wrong=False),
+    # nobody said how: the engine prefers records, and says what they are not written for
+    Concession("states", r"DDTREE: recurrent states are kept as snapshots: ", wrong=False),
 )
 
 # aliases of flags, and flags whose value the server does not repeat (or repeats as something else)
@@ -136,7 +138,8 @@ def _plugin(settings: Settings, info: Info) -> Iterable[Finding]:
     if settings.mode.builds_trees:
         wanted |= {"budget": settings.nodes, "topk_cap": settings.topk_cap}
     if settings.mode.verifies_trees:
-        wanted |= {"verify_rows": settings.nodes + 1, "states": settings.states}
+        wanted |= {"verify_rows": settings.nodes + 1}
+        wanted |= {"states": settings.states} if settings.states is not None else {}
     if settings.mode is Mode.AUTO:
         wanted["widths"] = [*map(str, sorted(settings.widths)), "chain"]
     for key, want in wanted.items():

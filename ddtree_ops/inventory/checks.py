@@ -155,6 +155,17 @@ def cap_topk(settings: Settings, *, stated: bool) -> tuple[Settings, str | None]
     return capped, f"{settings.instance}: {notice}" if said else None
 
 
+def wide_for_records(settings: Settings) -> str | None:
+    """That the engine will not keep records of a tree this wide, where nobody said how states are to be kept."""
+    if not settings.mode.verifies_trees or settings.states is not None or settings.nodes <= MAX_RECORDS_BUDGET:
+        return None
+    size = "width" if settings.mode is Mode.AUTO else "budget"
+    return (
+        f"{size} {settings.nodes} is above {MAX_RECORDS_BUDGET} nodes: a hybrid target's states are kept as snapshots, "
+        "not as records"
+    )
+
+
 def gpu_problem(settings: Settings, gpus_of_host: int) -> Problem | None:
     """A GPU index the host does not have."""
     beyond = [gpu for gpu in settings.gpus if gpus_of_host and gpu >= gpus_of_host]

@@ -61,7 +61,7 @@ def _speculation(settings: Settings) -> list[str]:
         else:
             argv += ["--speculative-ddtree-budget", str(settings.budget)]
         argv += ["--speculative-ddtree-topk-cap", str(settings.topk_cap)]
-    if settings.mode.verifies_trees and settings.states != "snapshots":
+    if settings.mode.verifies_trees and settings.states is not None:
         argv += ["--speculative-ddtree-states", settings.states]
     if settings.allow_hybrid_unsafe:
         argv += ["--speculative-ddtree-allow-hybrid-unsafe"]

@@ -11,7 +11,8 @@ from ddtree_ops.doctor import Finding, Level
 from ddtree_ops.doctor.visit import Visit
 from ddtree_ops.facts.gpu import Card
 from ddtree_ops.facts.memory import TOKENS, Compared
-from ddtree_ops.model import MAX_RECORDS_BUDGET, Mode
+from ddtree_ops.keeping import dtypes, gap
+from ddtree_ops.model import Mode
 from ddtree_ops.planner import GIB, Ask, MemoryPlan, largest_context, largest_running, plan_memory
 from ddtree_ops.ui.output import Output
 
@@ -51,6 +52,8 @@ def show_plan(out: Output, target: str, plan: MemoryPlan) -> None:
     ]
     out.line(f"{target}: {'fits' if plan.fits else 'does not fit'}; its limits, said explicitly:", style="bold")
     out.line("  " + " ".join(plan.flags()))
+    if plan.ask.target.hybrid and plan.ask.mode.verifies_trees:
+        out.line(f"  {plan.ask.kept.line}")
     out.table(("MEMORY", "GIB", "HOW"), rows)
     shown = [
         (name, f"{there.taken / GIB:.1f}", "yes" if there.fits else "no", str(there.tokens), str(running), str(context))
@@ -86,12 +89,14 @@ def alternatives(ask: Ask) -> list[tuple[str, MemoryPlan, int, int]]:
         asks.append(("linear", replace(ask, mode=Mode.LINEAR)))
         budgets = sorted({*BUDGETS, ask.budget} if ask.mode is Mode.TREE else BUDGETS)
         trees = [(f"tree {budget}", replace(ask, mode=Mode.TREE, budget=budget)) for budget in budgets]
-        asks += [(name, replace(tree, states="snapshots")) for name, tree in trees]
-        if ask.target.hybrid:
+        if not ask.target.hybrid:
+            asks += trees
+        else:
             asks += [
-                (f"{name}, records", replace(tree, states="records"))
+                (f"{name}, {way}", replace(tree, states=way))
+                for way in ("records", "snapshots")
                 for name, tree in trees
-                if tree.budget <= MAX_RECORDS_BUDGET
+                if way == "snapshots" or not gap(tree.target, tree.budget, tree.dtypes or dtypes(tree.target, {}, {}))
             ]
     return [(name, plan_memory(each), largest_running(each), largest_context(each)) for name, each in asks]
 
@@ -144,6 +149,8 @@ def plan_data(plan: MemoryPlan) -> dict[str, Any]:
         "reserve": plan.reserve,
         "kv_tokens": plan.tokens,
         "flags": list(plan.flags()),
+        "states": plan.ask.kept.states,
+        "states_why": plan.ask.kept.why,
         "alternatives": [
             {"mode": name, "fits": there.fits, "kv_tokens": there.tokens, "running": running, "context": context}
             for name, there, running, context in alternatives(plan.ask)

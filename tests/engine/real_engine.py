@@ -120,7 +120,7 @@ class Arm:
     extra: tuple[str, ...] = ()
     tp: int = 1
     saved: bool = False
-    states: str = "snapshots"
+    states: str | None = "snapshots"
     graphs: tuple[int, ...] = ()
 
     def argv(self, folder: Path) -> list[str]:
@@ -155,7 +155,7 @@ class Arm:
         if self.kind == "auto":
             sizes = ["--speculative-ddtree-widths", ",".join(map(str, self.widths))]
         args += [*sizes, "--speculative-ddtree-topk-cap", str(self.cap)]
-        args += ["--speculative-ddtree-states", self.states]
+        args += ["--speculative-ddtree-states", self.states] if self.states else []
         return [*args, "--speculative-ddtree-allow-hybrid-unsafe"]
 
     def spec(self, folder: Path) -> dict[str, Any]:

@@ -64,12 +64,15 @@ def test_modes_and_numbers_resolve_as_the_plugin_resolves_them() -> None:
     )
     assert tree.ddtree == {
         "mode": "tree", "budget": 4, "topk_cap": 4, "keep_spine": False, "allow_hybrid_unsafe": False,
-        "block_size": 16, "verify_rows": 5, "hybrid_verdict": "the reference itself", "states": "snapshots",
+        "block_size": 16, "verify_rows": 5, "hybrid_verdict": "the reference itself", "states": "records",
     }  # fmt: skip
-    records = args.resolve([*MODEL, *SPEC, "DDTREE", "--speculative-ddtree-mode", "tree",
-                            "--speculative-ddtree-states", "records"])  # fmt: skip
-    assert records.ddtree is not None
-    assert records.ddtree["states"] == "records"
+    kept = [
+        resolved.ddtree["states"]
+        for mode, more in (("tree", ["--speculative-ddtree-states", "snapshots"]), ("shadow-linear", []),
+                           ("tree", ["--speculative-ddtree-budget", "65"]))
+        if (resolved := args.resolve([*MODEL, *SPEC, "DDTREE", "--speculative-ddtree-mode", mode, *more])).ddtree
+    ]  # fmt: skip
+    assert kept == ["snapshots"] * 3
     assert tree.args["speculative_eagle_topk"] == 4
 
 

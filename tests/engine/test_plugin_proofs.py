@@ -83,6 +83,7 @@ BYSTANDERS = {
     "__init__.py",
     "auto/__init__.py",
     "args.py",
+    "keeping.py",
     "metrics.py",
     "proofs.py",
     "refusals.py",

@@ -168,6 +168,10 @@ def test_what_records_do_not_serve(facts: dict[str, Any], budget: int, names: st
 def test_unproven_records_are_refused_as_such() -> None:
     (reason,) = reasons("tree", dataclasses.replace(RECORDS, proof=None))
     assert "kept as records" in reason
+    assert "Run the self-test on this host, or" in reason  # it proves records by itself
+    (reason,) = reasons("tree", dataclasses.replace(RECORDS, proof=None, states="snapshots"))
+    assert "kept as snapshots" in reason
+    assert "Run the self-test on this host with --states snapshots, or" in reason
     assert reasons("tree", dataclasses.replace(RECORDS, proof=None), {"allow_hybrid_unsafe": True}) == []
 
 
@@ -177,7 +181,13 @@ def test_a_model_on_several_gpus_needs_a_proof_whatever_its_layers(facts: Facts)
     why = "a.json is about a model on 1 GPU, not on 2"
     unproven = dataclasses.replace(facts, proof=None, proof_reasons=(why,), tp=2)
     (reason,) = reasons("tree", unproven, tp_size=2)
-    for part in (facts.architecture, why, "--tp 2", "with 2 GPUs", "--speculative-ddtree-allow-hybrid-unsafe"):
+    for part in (
+        facts.architecture,
+        why,
+        "with --states snapshots --tp 2,",
+        "with 2 GPUs",
+        "--speculative-ddtree-allow-hybrid-unsafe",
+    ):
         assert part in reason
     assert ("--tensor-parallel-size 1" in reason) is not bool(facts.hybrid)  # a hybrid one needs a proof there as well
     assert reasons("tree", unproven, {"allow_hybrid_unsafe": True}, tp_size=2) == []

@@ -17,14 +17,18 @@ from test_real_hybrid import ASKS, PLAIN
 pytestmark = pytest.mark.timeout(1300)
 FAULTS = ("commit_of_the_root", "records_in_a_chain")
 IDLE_FAULT = "rows_in_a_chain"  # in the links, which only SGLang's kernels read
-CELLS = {"records-9-4": (9, 4, None), "records-3-2": (3, 2, IDLE_FAULT)}  # above the block's depths, and below
+# Budget, cap, fault, how states are to be kept: above the block's depths, as a server keeps them by itself; and below.
+CELLS = {"records-9-4": (9, 4, None, None), "records-3-2": (3, 2, IDLE_FAULT, "records")}
 
 
 def arms(folder: Path) -> dict[str, Arm]:
     told = {"job": "told_tokens", "asks": ASKS, "together": True, "answers": str(folder / "ar.out.json")}
     tree = Arm("tree", (told,), budget=6, requests=2, states="records")
     made = {"ar": Arm("ar", (PLAIN,), requests=2)}
-    made |= {name: dataclasses.replace(tree, budget=b, cap=c, fault=f) for name, (b, c, f) in CELLS.items()}
+    made |= {
+        name: dataclasses.replace(tree, budget=b, cap=c, fault=f, states=asked)
+        for name, (b, c, f, asked) in CELLS.items()
+    }
     return made | {fault: dataclasses.replace(tree, fault=fault) for fault in FAULTS}
 
 

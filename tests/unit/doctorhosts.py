@@ -67,10 +67,12 @@ def model_folder(name: str, gigabytes: float) -> dict[str, Any]:
 
 
 def proof(**changes: Any) -> dict[str, Any]:
-    """What a self-test of the engine as it is here leaves on this host."""
+    """What a self-test of the engine as it is here leaves on this host, by itself with states kept as records."""
+    kept, tp = changes.get("states", "records"), changes.get("tp", 1)
     record = {
         "schema": 1,
-        "engine": engine_rules().engine_digest(),
+        "engine": engine_rules().engine_digest(states=kept, tp=tp),
+        "states": kept,
         "architecture": "Qwen3_5ForCausalLM",
         "backend": "triton",
         "compute_capability": "12.0",

@@ -391,7 +391,7 @@ def test_a_model_on_two_gpus_is_proven_by_a_record_of_two() -> None:
     (unproven,) = found(raw, shared)
     assert unproven.check.id == "unproven"
     assert "with 2 GPUs to a model" in unproven.seen
-    raw["proofs"] = {"two.json": proof(tp=2, engine=engine_rules().engine_digest(tp=2))}
+    raw["proofs"] = {"two.json": proof(tp=2)}
     assert ids(found(raw, shared)) == []
     assert ids(found(raw, settings(max_running_requests=1))) == ["unproven"]
     assert "backend" not in ids(found(raw, shared.model_copy(update={"mode": Mode.LINEAR})))
@@ -399,7 +399,7 @@ def test_a_model_on_two_gpus_is_proven_by_a_record_of_two() -> None:
 
 def test_a_dense_model_on_two_gpus_is_proven_by_any_models_ranks() -> None:
     """It has no states to be wrong; what is to be shown is that ranks stay together."""
-    two = [("two.json", proof(tp=2, engine=engine_rules().engine_digest(tp=2)))]
+    two = [("two.json", proof(tp=2, states="snapshots"))]
     dense = parse_model(config("tiny-dense"), MODEL)
     for tp, needed in ((1, False), (2, True)):
         case = Case(Mode.TREE, {"--tp-size": str(tp)}, dense, (12, 0))
@@ -436,18 +436,23 @@ def test_a_tree_that_cannot_be_as_large_as_its_budget() -> None:
 
 
 def test_trees_with_records_are_proven_by_themselves() -> None:
-    raw, kept = healthy(), settings(states="records", max_running_requests=1)
-    assert ids(found(raw, kept)) == ["unproven"]
-    raw["proofs"] = {"r.json": proof(states="records", engine=engine_rules().engine_digest(states="records"))}
-    assert ids(found(raw, kept)) == []
-    assert ids(found(raw, settings(max_running_requests=1))) == ["unproven"]
+    raw = healthy()
+    by_itself = settings(max_running_requests=1)
+    records, snapshots = (by_itself.model_copy(update={"states": word}) for word in ("records", "snapshots"))
+    for word, proven, other in (("records", records, snapshots), ("snapshots", snapshots, records)):
+        raw["proofs"] = {"r.json": proof(states=word)}
+        assert ids(found(raw, proven)) == []
+        (unproven,) = found(raw, other)
+        assert unproven.check.id == "unproven"
+        assert unproven.seen.endswith(f", states kept as {other.states}")
+        assert ids(found(raw, by_itself)) == ids(found(raw, records))
 
 
 def test_mode_auto_is_proven_by_a_record_of_changing_widths() -> None:
     raw, changing = healthy(), settings(mode=Mode.AUTO, widths=(8, 16), max_running_requests=1)
     raw["proofs"] = {"r.json": proof()}
     assert ids(found(raw, changing)) == ["unproven"]
-    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest())}
+    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest(states="records"))}
     assert ids(found(raw, changing)) == []
     assert "unproven" in ids(found(raw, changing.model_copy(update={"widths": (8, 128)})))
 
@@ -467,7 +472,7 @@ def test_mode_auto_with_records_is_proven_by_both() -> None:
 
 def test_mode_auto_needs_a_width_as_long_as_the_drafters_chain() -> None:
     raw = healthy()
-    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest())}
+    raw["proofs"] = {"r.json": proof(auto=engine_rules().auto_digest(states="records"))}
     results = found(raw, settings(mode=Mode.AUTO, widths=(4, 8), max_running_requests=1))
     assert ids(results) == ["backend"]
     assert results[0].seen == "the drafter's chain has 15 nodes and the widest width 8: add --width 15"
@@ -480,13 +485,43 @@ def test_records_are_refused_where_the_kernels_are_not_written_for() -> None:
         '"linear_value_head_dim": 128', '"linear_value_head_dim": 96'
     )
     results = found(raw, settings(states="records", max_running_requests=1))
-    assert any("powers of two from 16, not 96" in f.seen for f in results if f.check.id == "backend")
-    results = found(raw, settings(max_running_requests=1))
-    assert "backend" not in ids(results)
+    said = [f.seen for f in results if f.check.id == "backend"]
+    assert said == [
+        "records need head sizes that are powers of two from 16 and these are 128 and 96: "
+        "set --speculative-ddtree-states snapshots"
+    ]
+    (unproven,) = found(raw, settings(max_running_requests=1))
+    assert unproven.seen.endswith(
+        ", states kept as snapshots: records need head sizes that are powers of two from 16 and these are 128 and 96"
+    )
+    raw["proofs"] = {"r.json": proof(states="snapshots")}
+    assert ids(found(raw, settings(max_running_requests=1))) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"extra_args": ("--disable-radix-cache", "--dtype", "half")}, "set SGLANG_MAMBA_CONV_DTYPE=float16"),
+        (
+            {"env": {"SGLANG_MAMBA_CONV_DTYPE": "float32"}},
+            "which are bfloat16, in the type of its windows, which is float32",
+        ),
+        ({"budget": 65}, "at most 64 nodes and the budget is 65"),
+    ],
+)
+def test_flags_and_variables_decide_with_the_target_how_states_are_kept(change: dict[str, Any], says: str) -> None:
+    raw = healthy()
+    raw["proofs"] = {"r.json": proof(max_budget=255)}
+    (unproven,) = found(raw, settings(max_running_requests=1, **change))
+    assert ", states kept as snapshots: " in unproven.seen
+    assert says in unproven.seen
+    raw["proofs"] = {"r.json": proof(max_budget=255, states="snapshots")}
+    assert ids(found(raw, settings(max_running_requests=1, **change))) == []
 
 
 def test_a_tree_of_which_fewer_fit() -> None:
-    results = found(healthy(), settings(budget=64, max_running_requests=8, extra_args=("--disable-radix-cache",)))
+    results = found(healthy(), settings(states="snapshots", budget=64, max_running_requests=8))
+    results = [each for each in results if each.check.id != "unproven"]
     assert ids(results) == ["memory-tight"]
     assert results[0].seen.startswith("8 requests of 32768 tokens with budget 64 need ")
     assert results[0].seen.endswith("GiB more than a 96 GiB GPU has; 1 of them or budget 17 would fit")
@@ -494,7 +529,7 @@ def test_a_tree_of_which_fewer_fit() -> None:
 
 
 def test_a_context_that_is_too_long_for_the_rest() -> None:
-    results = found(healthy(), settings(budget=16, max_running_requests=8, context_length=262144))
+    results = found(healthy(), settings(budget=16, max_running_requests=64, context_length=262144))
     assert ids(results) == ["memory-tight"]
     assert "are too much for a" in results[0].seen or "more than a" in results[0].seen
 

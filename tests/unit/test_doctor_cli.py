@@ -108,14 +108,18 @@ def test_red_refuses_and_one_host_hides_no_other(hosts: dict[str, dict[str, Any]
 
 @pytest.mark.usefixtures("hosts")
 def test_settings_can_be_tried_before_they_are_deployed() -> None:
-    shown = doctor("one:tree", "--budget", "64", "--memory")
+    shown = doctor("one:tree", "--budget", "64", "--states", "snapshots", "--memory")
     assert "4 requests of 32768 tokens with budget 64 need" in shown.output
     assert "does not fit" in shown.output
     assert "state snapshots" in shown.output
-    assert "tree 32" in shown.output
-    kept = doctor("one:tree", "--budget", "64", "--states", "records", "--memory")
+    assert "tree 32, records" in shown.output
+    kept = doctor("one:tree", "--budget", "64", "--memory")
     assert "state records" in kept.output
+    assert "states kept as records\n" in kept.output
     assert "does not fit" not in kept.output
+    wide = doctor("one:tree", "--budget", "65", "--memory")
+    assert "one:tree: budget 65 is above 64 nodes: a hybrid target's states are kept as snapshots" in wide.output
+    assert "states kept as snapshots: records are written for at most 64 nodes and the budget is 65" in wide.output
 
 
 @pytest.mark.usefixtures("hosts")
@@ -140,5 +144,6 @@ def test_memory_for_programs() -> None:
     memory = data["memory"]["linear"]
     assert memory["fits"] is False, "16 requests, the default, are too many for 96 GiB"
     rows = {row["mode"]: row for row in memory["alternatives"]}
-    assert rows.keys() >= {"ar", "linear", "tree 32", "tree 32, records"}
-    assert rows["tree 32, records"]["kv_tokens"] > rows["tree 32"]["kv_tokens"]
+    assert rows.keys() >= {"ar", "linear", "tree 32, snapshots", "tree 32, records"}
+    assert rows["tree 32, records"]["kv_tokens"] > rows["tree 32, snapshots"]["kv_tokens"]
+    assert (memory["states"], memory["states_why"]) == ("snapshots", ""), "of a chain"

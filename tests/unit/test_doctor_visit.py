@@ -101,7 +101,7 @@ def test_the_plan_beside_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock(epoch=1_800_000_000.0)
     raw = healthy()
     raw["memory_logs"] = {"sglang-ddtree-tree.service": {"rc": 0, "out": log, "err": ""}}
-    seen = visit(Caller(raw, clock, 0.1), [settings()], clock)
+    seen = visit(Caller(raw, clock, 0.1), [settings(states="snapshots")], clock)
     rows = seen.compared["tree"]
     assert {row.name: row.close for row in rows} == {
         "target weights": True,

@@ -194,6 +194,9 @@ def test_nothing_to_compare_with_could_not_run() -> None:
 # -- attest
 
 
+KEPT = SETTINGS.model_copy(update={"states": "snapshots"})
+
+
 def info(**changes: Any) -> dict[str, Any]:
     """What a server says that resolved everything as asked."""
     told: dict[str, Any] = {"version": "0.5.17", "disable_overlap_schedule": False, "disable_cuda_graph": False}
@@ -249,9 +252,16 @@ def test_mode_auto_is_attested_by_its_widths() -> None:
     ],
 )
 def test_every_value_that_was_not_kept_is_named(changes: dict[str, Any], finding: str) -> None:
-    result = attest.judge(SETTINGS, RELEASE, info(**changes), [])
+    result = attest.judge(KEPT, RELEASE, info(**changes), [])
     assert result.verdict is Verdict.FAILED
     assert finding in result.findings
+
+
+@pytest.mark.parametrize("states", ["snapshots", "records"])
+def test_how_states_are_kept_is_the_engines_choice_where_nobody_said_it(states: str) -> None:
+    result = attest.judge(SETTINGS, RELEASE, info(states=states), [])
+    assert (result.verdict, result.findings) == (Verdict.PASSED, ())
+    assert result.evidence["ddtree"]["states"] == states
 
 
 LINES = {
@@ -273,6 +283,7 @@ def test_every_concession_in_the_log_is_named(name: str) -> None:
 
 NOTES = {
     "mixed-chunk": "Mixed chunked prefill is disabled because of using dflash speculative decoding.",
+    "states": "DDTREE: recurrent states are kept as snapshots: records need head sizes that are powers of two from 16.",
     "jit-kernel": "[2026-11-30 07:05:30] Failed to load JIT QK-Norm kernel: ninja exited with status 2",
 }
 

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from ddtree_ops.data import data_dir
+from ddtree_ops.engine import engine_module
 from ddtree_ops.lab.standin import settings as standin
 from ddtree_ops.model import MAX_BUDGET, MAX_RECORDS_BUDGET, MAX_TOPK_CAP, Mode, Settings, States, most_nodes
 
@@ -56,10 +57,13 @@ def test_records_are_kept_of_trees_as_wide_as_the_engine_says() -> None:
     values = {ast.unparse(n.targets[0]): ast.unparse(n.value) for n in tree.body if isinstance(n, ast.Assign)}
     assert values["MAX_BUDGET"] == str(MAX_RECORDS_BUDGET)
     assert values["(SNAPSHOTS, RECORDS)"] == str(get_args(States))
+    rule = engine_module("keeping")
+    assert get_args(States) == (rule.SNAPSHOTS, rule.RECORDS)
 
 
 def test_the_stand_in_has_the_same_limits() -> None:
     assert (standin.MAX_BUDGET, standin.MAX_TOPK_CAP) == (MAX_BUDGET, MAX_TOPK_CAP)
+    assert standin.MAX_RECORDS_BUDGET == MAX_RECORDS_BUDGET
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_snapshot_of_the_27b_shapes() -> None:
 )
 def test_snapshots_of_one_request_by_budget(budget: int, fp32: float, bf16: float) -> None:
     for dtype, want in (("float32", fp32), ("bfloat16", bf16)):
-        ask = replace(ASK, mode=Mode.TREE, budget=budget, running=1, state_dtype=dtype)
+        ask = replace(ASK, mode=Mode.TREE, budget=budget, running=1, state_dtype=dtype, states="snapshots")
         both = item(ask, "state snapshots") + item(ask, "convolution snapshots")
         assert both / 2 / GIB == pytest.approx(want, abs=0.006), "one request and the padding slot"
 
@@ -68,7 +68,7 @@ def test_snapshots_that_a_server_reported() -> None:
 
 def test_budget_32_with_8_requests() -> None:
     """33 rows: 41.8 GiB of snapshots beside 53.5 GiB of weights; it fits an H200, not a 96 GB card."""
-    ask = replace(ASK, mode=Mode.TREE, budget=32, running=8, radix="off")
+    ask = replace(ASK, mode=Mode.TREE, budget=32, running=8, radix="off", states="snapshots")
     assert item(ask, "state snapshots") == 9 * 33 * 144 * MIB
     assert plan_memory(ask).fits
     assert not plan_memory(replace(ask, gpu_bytes=RTX_PRO_6000)).fits
@@ -79,7 +79,7 @@ def test_budget_32_with_8_requests() -> None:
 
 def test_mode_auto_takes_the_memory_of_its_widest_tree() -> None:
     tree = replace(ASK, mode=Mode.TREE, budget=32)
-    for kept in (tree, replace(tree, states="records")):
+    for kept in (replace(tree, states="snapshots"), replace(tree, states="records")):
         assert plan_memory(replace(kept, mode=Mode.AUTO)).items == plan_memory(kept).items
 
 
@@ -100,6 +100,19 @@ def test_budget_32_with_8_requests_and_records() -> None:
         plan_memory(kept).left - snapshots.left
         == 9 * 33 * 48 * (48 * 128 * 128 * 4 + 10240 * 3 * 2) - 8 * 33 * 48 * 53440
     )
+
+
+def test_states_are_planned_as_the_engine_keeps_them_by_itself() -> None:
+    for mode in (Mode.TREE, Mode.AUTO):
+        ask = replace(ASK, mode=mode, running=1)
+        for budget, way in ((1, "records"), (16, "records"), (64, "records"), (65, "snapshots")):
+            asked = replace(ask, budget=budget)
+            assert asked.kept.states == way
+            assert plan_memory(asked).items == plan_memory(replace(asked, states=way)).items
+            assert bool(asked.kept.why) == (way == "snapshots")
+    small = replace(ASK, mode=Mode.TREE, running=8, gpu_bytes=RTX_PRO_6000, budget=128)
+    assert largest_budget(small) == 64, "wider trees keep snapshots, and those do not fit"
+    assert largest_budget(replace(small, running=1)) > 64
 
 
 @pytest.mark.parametrize("mode", [Mode.AR, Mode.LINEAR, Mode.SHADOW_LINEAR])

@@ -88,15 +88,18 @@ def test_mode_auto_names_its_widths_in_place_of_a_budget() -> None:
     assert argv[at + 1 :] == ["auto", "--speculative-ddtree-widths", "8,64", *tree[at + 4 :]]
 
 
-def test_states_are_said_where_a_tree_keeps_records() -> None:
-    def flags(mode: Mode, states: str) -> list[str]:
-        return server_argv(changed(mode=mode, states=states), RELEASE)
+@pytest.mark.parametrize("states", ["snapshots", "records"])
+def test_how_a_tree_keeps_states_is_said_where_somebody_said_it(states: str) -> None:
+    """Left out, the engine decides."""
 
-    tree = flags(Mode.TREE, "snapshots")
-    assert flags(Mode.TREE, "records") == [*tree, "--speculative-ddtree-states", "records"]
-    assert flags(Mode.AUTO, "records") == [*flags(Mode.AUTO, "snapshots"), "--speculative-ddtree-states", "records"]
+    def flags(mode: Mode, kept: str | None) -> list[str]:
+        return server_argv(changed(mode=mode, states=kept), RELEASE)
+
+    for mode in (Mode.TREE, Mode.AUTO):
+        assert "--speculative-ddtree-states" not in flags(mode, None)
+        assert flags(mode, states) == [*flags(mode, None), "--speculative-ddtree-states", states]
     for mode in (Mode.AR, Mode.LINEAR, Mode.SHADOW_LINEAR):
-        assert flags(mode, "records") == flags(mode, "snapshots")
+        assert flags(mode, states) == flags(mode, None)
 
 
 def test_flags_are_those_of_sglang(sglang_flags: frozenset[str]) -> None:

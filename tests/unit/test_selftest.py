@@ -22,6 +22,7 @@ from ddtree_ops.selftest import prove
 from ddtree_ops.selftest_pair import PackedPair, packed
 
 HOST = HostSpec(name="ct200", address=Address(host="10.0.0.1"))
+CONFIGS = Path(__file__).parent / "fixtures/configs"
 SETTINGS = Settings(instance="tree", mode=Mode.TREE, model="/m", drafter="/d", venv="/venv", gpus=(3, 4), port=30000)
 FREE = Gpu(3, "GPU-x", "RTX", memory_total=97000, memory_used=12)
 ALSO_FREE = Gpu(4, "GPU-y", "RTX", memory_total=97000, memory_used=12)
@@ -52,8 +53,10 @@ class FakeConnection:
 class FakeRemote:
     name = "ct200"
 
-    def __init__(self, rc: int = 0, out: str = SAID, err: str = "", record: dict[str, Any] | None = None) -> None:
-        self.rc, self.out, self.err, self.record = rc, out, err, record or RECORD
+    def __init__(
+        self, rc: int = 0, out: str = SAID, err: str = "", record: dict[str, Any] | None = None, config: str = ""
+    ) -> None:
+        self.rc, self.out, self.err, self.record, self.config = rc, out, err, record or RECORD, config
         self.ran: list[list[str]] = []
         self.there: set[str] = set()
 
@@ -63,6 +66,9 @@ class FakeRemote:
             return Completed(tuple(argv), 0 if argv[2] in self.there else 1, b"", b"")
         if argv[0] == "env":
             return Completed(tuple(argv), self.rc, self.out.encode(), self.err.encode())
+        if argv[0] == "cat":
+            assert argv[1] == "/m/config.json"
+            return Completed(tuple(argv), 0 if self.config else 1, self.config.encode(), b"")
         return Completed(tuple(argv), 0, b"", b"")
 
     def put(self, data: bytes, path: str, **_: object) -> None:
@@ -87,11 +93,33 @@ def test_a_pass_is_a_proof_and_the_pair_travels_once() -> None:
     argv = next(argv for argv in remote.ran if argv[0] == "env")
     assert "CUDA_VISIBLE_DEVICES=3,4" in argv, "what shares a model is proven sharing one"
     assert f"PYTHONPATH={HOST.root}/engines/{'e' * 12}/site" in argv
-    assert argv[-4:] == ["--states", "snapshots", "--tp", "2"]
+    assert argv[-4:] == ["--states", "records", "--tp", "2"]
     assert argv[argv.index("/venv/bin/python") :][:3] == ["/venv/bin/python", "-m", "sglang_ddtree.selftest"]
     sent = sum(argv[0] == "tar" for argv in remote.ran)
     run(remote)
     assert sum(argv[0] == "tar" for argv in remote.ran) == sent == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "proven"),
+    [
+        ("", {}, "records"),
+        ("no JSON", {}, "records"),
+        ("", {"states": "snapshots"}, "snapshots"),
+        ("shape-27b", {}, "records"),
+        ("shape-27b", {"budget": 65}, "snapshots"),
+        ("shape-27b", {"budget": 65, "mode": Mode.LINEAR}, "records"),
+        ("shape-27b", {"extra_args": ("--dtype", "float16")}, "snapshots"),
+        ("shape-27b", {"extra_args": ("--dtype", "float16"), "env": {"SGLANG_MAMBA_CONV_DTYPE": "float16"}}, "records"),
+        ("tiny-dense", {}, "snapshots"),
+    ],
+)
+def test_what_is_proven_is_the_way_this_instance_keeps_states(config: str, change: dict[str, Any], proven: str) -> None:
+    file = CONFIGS / f"{config}.json"
+    remote = FakeRemote(config=file.read_text() if file.is_file() else config)
+    run(remote, settings=SETTINGS.model_copy(update=change))
+    argv = next(argv for argv in remote.ran if argv[0] == "env")
+    assert argv[argv.index("--states") + 1] == proven
 
 
 def test_a_failed_suite_is_refused_with_its_first_reason() -> None:

@@ -297,6 +297,17 @@ def test_mode_auto_is_a_tree_of_its_widest_width(start: Start) -> None:
     assert block["states"] == "records"
 
 
+def test_states_are_kept_as_the_engine_would_keep_them(start: Start) -> None:
+    wide = (*TREE, "--speculative-ddtree-budget", "65")
+    said = "DDTREE: recurrent states are kept as snapshots: records are written for at most 64 nodes"
+    found = []
+    for words in (TREE, wide, (*wide, "--speculative-ddtree-states", "snapshots")):
+        server = start(*words).up()
+        block = server.get("/server_info")[1]["internal_states"][0]["ddtree"]
+        found.append((block["states"], said in server.said))
+    assert found == [("records", False), ("snapshots", True), ("snapshots", False)]
+
+
 def test_it_drains_on_sigterm(start: Start) -> None:
     server = start(*LINEAR, TOK_S="linear=4").up()  # slow enough that the request still runs when it is looked at
     with ThreadPoolExecutor() as pool:

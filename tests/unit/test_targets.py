@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ddtree_ops.errors import ExitCode, UsageError
@@ -145,6 +147,23 @@ def test_how_states_are_kept_is_an_option_of_trees() -> None:
     assert target.settings.states == "records"
     selection = resolve_targets(FLEET, ["ct200"], Overrides(mode=Mode.SHADOW_LINEAR, states="records"))
     assert "--states records has no effect in mode shadow-linear" in selection.notices[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"budget": 65}, "budget 65 is above 64 nodes: a hybrid target's states are kept as snapshots, not as records"),
+        ({"mode": Mode.AUTO, "widths": (16, 128), "gpus": (2,)}, "width 128 is above 64 nodes: "),
+        ({"budget": 64}, None),
+        ({"budget": 65, "states": "snapshots"}, None),
+        ({"budget": 65, "mode": Mode.SHADOW_LINEAR}, None),
+    ],
+)
+def test_a_tree_too_wide_for_records_is_said_where_nobody_chose(options: dict[str, Any], said: str | None) -> None:
+    selection = resolve_targets(FLEET, ["ct200"], Overrides(**{"mode": Mode.TREE, **options}))
+    assert selection.targets[0].settings.states == options.get("states")
+    assert len(selection.notices) == (said is not None)
+    assert said is None or selection.notices[0].startswith(f"ct200:tree: {said}")
     assert refused("ct200", mode=Mode.TREE, states="records", budget=65).found == "states as records with budget 65"
 
 

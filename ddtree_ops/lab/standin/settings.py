@@ -13,6 +13,7 @@ DDTREE = "speculative_ddtree_"
 DEFAULT_MAX_RUNNING = 48
 MAX_BUDGET = 255
 MAX_TOPK_CAP = 16
+MAX_RECORDS_BUDGET = 64
 VERIFIES = ("tree", "auto")
 DEFAULT_WIDTHS = "8,16,32"
 
@@ -117,11 +118,19 @@ def resolve(args: argparse.Namespace, faults: Faults) -> Settings:
             "mode": mode, "budget": budget, "topk_cap": topk, "allow_hybrid_unsafe": unsafe, "block_size": block,
             "keep_spine": bool(getattr(args, DDTREE + "keep_spine", None)),
             "verify_rows": budget + 1 if mode in VERIFIES else block, "hybrid_verdict": verdict,
-            "states": (getattr(args, DDTREE + "states", None) or "snapshots") if mode in VERIFIES else "snapshots",
+            "states": kept(args, mode, budget, model),
         }  # fmt: skip
         if mode == "auto":
             public["widths"] = [*map(str, widths(args)), "chain"]
     return Settings(values, mode, budget, topk, block, model, public)
+
+
+def kept(args: argparse.Namespace, mode: str, budget: int, model: dict[str, Any]) -> str:
+    """How a tree's states are kept: as asked, else as the engine decides for the lab's targets."""
+    hybrid = "linear_attention" in (model.get("layer_types") or ())
+    fits = mode in VERIFIES and hybrid and budget <= MAX_RECORDS_BUDGET
+    chosen = getattr(args, DDTREE + "states", None) if mode in VERIFIES else None
+    return chosen or ("records" if fits else "snapshots")
 
 
 def _hybrid_verdict(mode: str, model: dict[str, Any], unsafe: bool, faults: Faults) -> str:
@@ -145,6 +154,11 @@ def warnings(args: argparse.Namespace, settings: Settings) -> list[str]:
     lines = []
     if wanted["mode"] != settings.mode:
         lines.append("DDTREE: mode {} is not possible here; running {}.".format(wanted["mode"], settings.mode))
+    public, most = settings.ddtree or {}, MAX_RECORDS_BUDGET
+    unasked = getattr(args, DDTREE + "states", None) is None and public.get("hybrid_verdict")
+    if unasked and public["states"] == "snapshots":
+        why = f"records are written for at most {most} nodes and the budget is {settings.budget}"
+        lines.append(f"DDTREE: recurrent states are kept as snapshots: {why}.")
     if settings.mode in VERIFIES and int(wanted["budget"]) != settings.budget:
         lines.append(f"DDTREE: budget {wanted['budget']} does not fit; running {settings.budget}.")
     return lines

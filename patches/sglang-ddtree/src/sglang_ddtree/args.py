@@ -10,13 +10,14 @@ writes the tree's numbers again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 from collections.abc import Iterable
 from typing import Any
 
 from sglang_ddtree import config as settings
-from sglang_ddtree import proofs, refusals, states
+from sglang_ddtree import keeping, proofs, refusals, states
 from sglang_ddtree.auto import settings as choices
 from sglang_ddtree.auto.settings import AutoConfig, AutoResolved
 from sglang_ddtree.config import DDTreeConfig
@@ -71,7 +72,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         choices=states.CHOICES,
         default=None,
         help="How a tree's recurrent states are kept until acceptance: snapshots is SGLang's whole state for each row, "
-        "records what a row changes, replayed; a host must have proven them. Default snapshots.",
+        "records what a row changes, replayed; either must be proven where it runs. Default records where they are "
+        "written for (Gated DeltaNet, at most 64 nodes, ...; the log names what is not), else snapshots.",
     )
     group.add_argument(
         "--speculative-ddtree-proofs-dir",
@@ -165,6 +167,8 @@ def resolve(server_args: Any) -> states.Resolved:
         _write(server_args, tree_numbers(config))
     settings.attach(server_args, resolved)
     logger.info("DDTREE settings: %s", resolved.public())
+    if facts.states_why:
+        logger.info("DDTREE: recurrent states are kept as %s: %s.", facts.states, facts.states_why)
     return resolved
 
 
@@ -193,41 +197,49 @@ def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoCo
     if config.mode == "linear":
         return refusals.Facts()
     model = server_args.get_model_config()
-    architecture = (model.hf_config.architectures or [""])[0]
     hybrid = hybrid_family(model)
-    proof, why = (None, [])
     tp = int(view.tp_size)
-    capability = compute_capability(int(view.base_gpu_id) + int(view.gpu_id_step) * rank for rank in range(tp))
-    kept = (states.from_environment() if config.mode == "tree" else None) or states.SNAPSHOTS
-    if config.mode == "tree" and proofs.needs_proof(bool(hybrid), tp):
-        wanted = proofs.Combination(
-            architecture=architecture,
-            backend=view.decode_attention_backend or view.attention_backend,
-            compute_capability=capability,
-            engine=proofs.engine_digest(states=kept, tp=tp),
-            driver=proofs.running_driver(),
-            budget=config.budget,
-            states=kept,
-            tp=tp,
-            auto=proofs.auto_digest(states=kept) if auto is not None else None,
-            dense=not hybrid,
-        )
-        proof, why = find_proof(config, wanted)
-    return refusals.Facts(
-        architecture=architecture,
+    facts = refusals.Facts(
+        architecture=(model.hf_config.architectures or [""])[0],
         hybrid=hybrid,
         sliding_window=has_sliding_window(model),
         mla=model.attention_arch == AttentionArch.MLA,
         drafter_block=drafter_block(server_args),
         plan_stream=bool(envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get()),
         simulated_acceptance=SIMULATE_ACC_LEN > 0,
-        capability=capability,
-        proof=proof,
-        proof_reasons=tuple(why),
-        states=kept,
+        capability=compute_capability(int(view.base_gpu_id) + int(view.gpu_id_step) * rank for rank in range(tp)),
         tp=tp,
         **(recurrent_layers(model) if hybrid == "gdn" else {}),
     )
+    if config.mode != "tree":
+        return facts
+    kept, why = kept_states(config, facts)
+    return with_proof(dataclasses.replace(facts, states=kept, states_why=why), view, config, auto)
+
+
+def kept_states(config: DDTreeConfig, facts: refusals.Facts) -> tuple[str, str]:
+    """How a tree's states are kept, and why as snapshots if nobody asked for them."""
+    return keeping.choose(states.from_environment(), bool(facts.hybrid), refusals.records_gap(config, facts))
+
+
+def with_proof(facts: refusals.Facts, view: Any, config: DDTreeConfig, auto: AutoConfig | None) -> refusals.Facts:
+    """The facts with the record that proves this tree, or why none does."""
+    if not proofs.needs_proof(bool(facts.hybrid), facts.tp):
+        return facts
+    wanted = proofs.Combination(
+        architecture=facts.architecture,
+        backend=view.decode_attention_backend or view.attention_backend,
+        compute_capability=facts.capability,
+        engine=proofs.engine_digest(states=facts.states, tp=facts.tp),
+        driver=proofs.running_driver(),
+        budget=config.budget,
+        states=facts.states,
+        tp=facts.tp,
+        auto=proofs.auto_digest(states=facts.states) if auto is not None else None,
+        dense=not facts.hybrid,
+    )
+    proof, why = find_proof(config, wanted)
+    return dataclasses.replace(facts, proof=proof, proof_reasons=tuple(why))
 
 
 def recurrent_layers(model: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from sglang_ddtree import proofs, states
+from sglang_ddtree import keeping, proofs, states
 from sglang_ddtree.auto.settings import AutoConfig
 from sglang_ddtree.config import DDTreeConfig
 
@@ -32,6 +32,7 @@ class Facts:
     proof: str | None = None
     proof_reasons: tuple[str, ...] = ()
     states: str = states.SNAPSHOTS
+    states_why: str = ""  # why it is snapshots, though nobody asked for them and trees have states to keep
     tp: int = 1
     heads: tuple[int, int] | None = None  # key and value head size of Gated DeltaNet layers
     activation: str = ""  # behind their convolution
@@ -153,30 +154,21 @@ def _prefix_cache(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     return None
 
 
+def records_gap(config: DDTreeConfig, facts: Facts) -> keeping.Gap | None:
+    """What this tree and this target would need that the record kernels are not written for."""
+    target = keeping.Target(
+        facts.architecture, facts.hybrid == "gdn", facts.heads or (0, 0), facts.activation, facts.dtypes
+    )
+    return keeping.gap(target, config.budget, states.MAX_BUDGET)
+
+
 def _records(_args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
-    """What the record kernels are not written for."""
-    if facts.states != states.RECORDS:
+    """Records that were asked for and cannot be kept; where nobody asked, snapshots are (args.kept_states)."""
+    found = records_gap(config, facts) if facts.states == states.RECORDS else None
+    if found is None:
         return None
-    instead = "use --speculative-ddtree-states snapshots"
-    if facts.hybrid != "gdn":
-        return f"records are of Gated DeltaNet layers and {facts.architecture} has none; {instead}"
-    if config.budget > states.MAX_BUDGET:
-        return (
-            f"records are written for at most {states.MAX_BUDGET} nodes and the budget is {config.budget}; "
-            f"set --speculative-ddtree-budget {states.MAX_BUDGET}, or no wider width in mode auto, or {instead}"
-        )
-    key, value = facts.heads or (0, 0)
-    if key < 16 or key & (key - 1) or value < 16 or value & (value - 1):
-        return f"records need head sizes that are powers of two from 16 and these are {key} and {value}; {instead}"
-    if facts.activation not in ("silu", "swish"):
-        return f"the convolution over records knows SiLU only and this one has {facts.activation!r}; {instead}"
-    computed, kept = facts.dtypes
-    if computed != kept:
-        return (
-            f"records hold the convolution's inputs, which are {computed}, in the type of its windows, which is "
-            f"{kept}; set SGLANG_MAMBA_CONV_DTYPE={computed} or {instead}"
-        )
-    return None
+    change = f"{found.change}, or " if found.change else ""
+    return f"{found.why}; {change}use --speculative-ddtree-states snapshots"
 
 
 def _proven(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
@@ -191,9 +183,12 @@ def _proven(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     what = "is a hybrid target" if facts.hybrid else f"is to run on {args.tp_size} GPUs"
     about = f"tree states, kept as {facts.states}," if facts.hybrid else "ranks to stay together"
     where = f"compute capability {facts.capability}" + (f" with {args.tp_size} GPUs" if several else "")
+    flags = [*([f"--states {facts.states}"] if facts.states != states.RECORDS else []),
+             *([f"--tp {args.tp_size}"] if several else [])]  # fmt: skip
+    how = f" with {' '.join(flags)}" if flags else ""
     return (
         f"{facts.architecture} {what} and nobody has proven this engine's {about} on {where} ({seen}). Run the "
-        f"self-test on this host{f' with --tp {args.tp_size}' if several else ''}, "
+        f"self-test on this host{how}, "
         f"{'set --tensor-parallel-size 1, ' if several and not facts.hybrid else ''}or admit it unproven with "
         f"--speculative-ddtree-allow-hybrid-unsafe"
     )

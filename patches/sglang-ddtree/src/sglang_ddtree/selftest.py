@@ -10,8 +10,9 @@ when it decides whether a hybrid target may be verified in trees here (see :mod:
 * after each job the memory pools are back where they were;
 * with `--tp 2`, both ranks had the same trees, targets, walks and slots in every round, and gave one GPU's tokens.
 
-`--states records` proves the other way to keep recurrent states, in a record of its own. A failed run replaces an
-earlier record, since what it proved holds no more. Exit status: 0 proven, 1 failed, 2 not run.
+Trees keep recurrent states as a server does by itself, as records; `--states snapshots` proves the other way, in a
+record of its own. A failed run replaces an earlier record, since what it proved holds no more. Exit status: 0 proven,
+1 failed, 2 not run.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--parallel", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument(
-        "--states", choices=states.CHOICES, default=states.SNAPSHOTS, help="how trees keep recurrent states"
+        "--states", choices=states.CHOICES, default=states.RECORDS, help="how trees keep recurrent states"
     )
     parser.add_argument(
         "--tp", type=int, choices=(1, 2), default=1, help="GPUs that share a model; the pair's heads divide by two"

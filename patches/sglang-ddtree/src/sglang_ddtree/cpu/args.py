@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_ddtree import keeping, states
 from sglang_ddtree.cpu.decode import TOPK_MAX, Mode
 from sglang_ddtree.cpu.weights import load_config
 
@@ -74,7 +75,7 @@ def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--speculative-ddtree-keep-spine", action="store_true", default=None)
     parser.add_argument("--speculative-ddtree-allow-hybrid-unsafe", action="store_true", default=None)
     parser.add_argument("--speculative-ddtree-proofs-dir")
-    parser.add_argument("--speculative-ddtree-states", choices=("snapshots", "records"))
+    parser.add_argument("--speculative-ddtree-states", choices=states.CHOICES)
 
 
 def human_readable_int(text: str) -> int:
@@ -110,7 +111,7 @@ def resolve(argv: list[str]) -> Launch:
     values["context_length"] = space.context_length or model["max_position_embeddings"]
     if mode.drafts:
         values.update(_speculative(algorithm, mode, block, space))
-    shown = _public(mode, block, space) if algorithm == "DDTREE" else None
+    shown = _public(mode, block, space, model) if algorithm == "DDTREE" else None
     unused = tuple(name for name in _given(parser, space) if name not in USED and not name.startswith(DDTREE))
     return Launch(values, mode, Path(space.model_path), drafter, block, model, shown, unused)
 
@@ -148,7 +149,7 @@ def _speculative(algorithm: str, mode: Mode, block: int, space: argparse.Namespa
     }
 
 
-def _public(mode: Mode, block: int, space: argparse.Namespace) -> dict[str, Any]:
+def _public(mode: Mode, block: int, space: argparse.Namespace, model: dict[str, Any]) -> dict[str, Any]:
     """The plugin's block of /server_info."""
     return {
         "mode": mode.name,
@@ -159,8 +160,21 @@ def _public(mode: Mode, block: int, space: argparse.Namespace) -> dict[str, Any]
         "block_size": block,
         "verify_rows": mode.budget + 1 if mode.name == "tree" else block,
         "hybrid_verdict": "the reference itself" if mode.name == "tree" else "",
-        "states": (space.speculative_ddtree_states if mode.name == "tree" else None) or "snapshots",
+        "states": _kept(mode, space.speculative_ddtree_states, model),
     }
+
+
+def _kept(mode: Mode, asked: str | None, model: dict[str, Any]) -> str:
+    """The word that the plugin would resolve; the reference keeps each row's state, and has one type for all."""
+    if mode.name != "tree":
+        return states.SNAPSHOTS
+    target = keeping.Target(
+        architecture=str(next(iter(model.get("architectures") or ["the target"]))),
+        gdn="linear_attention" in (model.get("layer_types") or ()),
+        heads=(int(model.get("linear_key_head_dim") or 0), int(model.get("linear_value_head_dim") or 0)),
+        activation=str(model.get("hidden_act") or "silu"),
+    )
+    return keeping.choose(asked, target.gdn, keeping.gap(target, mode.budget, states.MAX_BUDGET))[0]
 
 
 def _given(parser: argparse.ArgumentParser, space: argparse.Namespace) -> list[str]:
