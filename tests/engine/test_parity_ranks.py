@@ -91,7 +91,7 @@ def test_no_round_is_summed_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(jobs, "JOBS", {name: job(name) for name in ("tokens", "timed")})
     monkeypatch.setattr(arm, "meet", lambda: None)
     for name in ("timed", "tokens"):
-        arm.answered(None, {"job": name}, None, 1, seen)
+        arm.answered(None, {"job": name}, None, seen)
     assert during == {"timed": False, "tokens": True}
     assert seen.on
 
@@ -122,11 +122,11 @@ def test_ranks_wait_for_rank_0s_turn_and_it_keeps_it_until_all_have_ended(
     job.__name__ = name
     monkeypatch.setattr(jobs, "JOBS", {name: job})
     monkeypatch.setattr(arm, "meet", lambda: happens("meet"))
-    arm.answered(None, {"job": name}, lock, 2, agreement.Watch())
+    arm.answered(None, {"job": name}, lock, agreement.Watch())
     happens("after")
     assert events == [("meet", True), ("job", True), ("meet", True), ("after", False)]
     events.clear()
-    arm.answered(None, {"job": name}, lock, 2)  # of one rank: nobody to meet
+    arm.answered(None, {"job": name}, lock)  # of one rank: nobody to meet
     assert events == [("job", True)]
 
 
