@@ -26,6 +26,7 @@ PREFILL_CHUNK = ((20 * GIB, 2048), (35 * GIB, 2048), (60 * GIB, 4096), (160 * GI
 SLOTS_PER_REQUEST = {"off": 1, "no_buffer": 3, "extra_buffer": 5}
 """State slots of a request by the radix cache's strategy; the extra buffer's two are for the overlap scheduler."""
 CONV_DTYPE_BYTES = 2
+POOLS = ("KV cache", "KV cache of the drafter")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Ask:
     radix: str = "extra_buffer"
     slots_given: int | None = None
     mem_fraction: float | None = None
+    tokens_given: int | None = None
     states: States | None = None
     dtypes: Dtypes | None = None
 
@@ -98,7 +100,9 @@ class Item:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The prediction for one GPU. ``tokens`` is what the KV cache can hold with what is left."""
+    """The prediction for one GPU. ``room`` is how many tokens' keys and values fit into what is left; ``tokens`` is how
+    many the server takes of that.
+    """
 
     ask: Ask
     items: tuple[Item, ...]
@@ -115,8 +119,17 @@ class MemoryPlan:
         return self.ask.gpu_bytes - CONTEXT_BYTES - self.reserve - self.taken
 
     @property
-    def tokens(self) -> int:
+    def room(self) -> int:
         return max(0, self.left) // max(1, self.bytes_per_token)
+
+    @property
+    def tokens(self) -> int:
+        return min(self.room, self.ask.tokens_given or self.room)
+
+    def pools(self, tokens: int) -> tuple[Item, ...]:
+        """The caches of so many tokens; each has one more slot, which padding writes to."""
+        named = zip(POOLS, _per_token(self.ask), strict=False)
+        return tuple(Item(name, (tokens + 1) * each, f"({tokens} + 1) tokens x {each} B") for name, each in named)
 
     @property
     def needed_tokens(self) -> int:
@@ -126,7 +139,7 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        return self.left > 0 and self.tokens >= self.needed_tokens
+        return self.left > 0 and self.room >= self.needed_tokens
 
     @property
     def mem_fraction(self) -> float:
@@ -148,13 +161,19 @@ class MemoryPlan:
 def plan_memory(ask: Ask) -> MemoryPlan:
     """The memory of one GPU, item by item."""
     items = [Item("target weights", ask.weights // ask.tp, f"{_gib(ask.weights)} in its files / tp {ask.tp}")]
-    per_token = ask.target.attention.bytes_per_token(ask.kv_bytes, ask.tp)
     if ask.mode.speculates and ask.drafter is not None:
         how = f"{_gib(ask.drafter_weights)} in its files / tp {ask.tp}"
         items.append(Item("drafter weights", ask.drafter_weights // ask.tp, how))
-        per_token += ask.drafter.attention.bytes_per_token(ask.drafter.dtype_bytes, ask.tp)
     items += _states(ask)
-    return MemoryPlan(ask, tuple(items), _reserve(ask), per_token)
+    return MemoryPlan(ask, tuple(items), _reserve(ask), sum(_per_token(ask)))
+
+
+def _per_token(ask: Ask) -> tuple[int, ...]:
+    """Bytes of one token's keys and values: the target's, and the drafter's where one drafts."""
+    target = ask.target.attention.bytes_per_token(ask.kv_bytes, ask.tp)
+    if not ask.mode.speculates or ask.drafter is None:
+        return (target,)
+    return target, ask.drafter.attention.bytes_per_token(ask.drafter.dtype_bytes, ask.tp)
 
 
 def _states(ask: Ask) -> list[Item]:

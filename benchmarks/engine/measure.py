@@ -145,7 +145,7 @@ def provenance(arm: Arm) -> dict[str, Any]:
     keys = (
         "version", "model_path", "dtype", "attention_backend", "speculative_algorithm", "speculative_num_draft_tokens",
         "speculative_draft_model_path", "disable_overlap_schedule", "disable_cuda_graph", "max_running_requests",
-        "cuda_graph_max_bs", "disable_radix_cache", "tp_size", "stand_in",
+        "cuda_graph_max_bs_decode", "disable_radix_cache", "tp_size", "stand_in",
     )  # fmt: skip
     shown = {key: info[key] for key in keys if key in info}
     return {"url": arm.url, "server": shown, "ddtree": first.get("ddtree")}

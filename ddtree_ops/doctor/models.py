@@ -78,6 +78,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
             context=settings.context_length or min(model.context or DEFAULT_CONTEXT, DEFAULT_CONTEXT),
             tp=max(1, len(settings.gpus)),
             mem_fraction=settings.mem_fraction_static,
+            tokens_given=int(given) if (given := flags.get("--max-total-tokens", "")).isdigit() else None,
             states=settings.states,
             dtypes=dtypes(model, flags, settings.env),
             state_dtype=flags.get("--mamba-ssm-dtype"),

@@ -38,7 +38,6 @@ class Progress:
 
 _MARKERS: tuple[tuple[re.Pattern[str], Phase], ...] = (
     (re.compile(r"server_args=ServerArgs\("), Phase.STARTING),  # entrypoints/engine.py
-    (re.compile(r"Init torch distributed begin"), Phase.STARTING),  # distributed/bootstrap.py
     (re.compile(r"Load weight begin\."), Phase.LOADING),  # model_executor/model_runner.py
     (re.compile(r"(?:Loading|Multi-thread loading) .*?shards:? +(\d+%)"), Phase.LOADING),  # model_loader/weight_utils
     (re.compile(r"Load weight end\."), Phase.ALLOCATING),  # model_executor/model_runner.py
@@ -55,9 +54,12 @@ _MARKERS: tuple[tuple[re.Pattern[str], Phase], ...] = (
 
 
 def progress(lines: Iterable[str]) -> Progress:
-    """The last phase that the log of this start reports."""
+    """The last phase that the log of this start reports.
+
+    A progress bar writes over itself: the journal has all its states in one line, parted by carriage returns.
+    """
     found = Progress(Phase.STARTING)
-    for line in lines:
+    for line in (state for message in lines for state in message.split("\r")):
         for pattern, phase in _MARKERS:
             match = pattern.search(line)
             if match:

@@ -28,7 +28,7 @@ CSV = "--format=csv,noheader,nounits"
 XID = "NVRM: Xid|NVRM: The NVIDIA GPU|fallen off the bus"
 DISTS = ("sglang", "torch", "triton", "flashinfer_python", "sglang_kernel", "sgl_kernel", "transformers")
 HEADER_LIMIT = 64 << 20
-MEMORY = "Load weight end|Mamba Cache is allocated|max_total_num_tokens="
+MEMORY = "Load weight end|(?:Mamba|KV) Cache is allocated|records of recurrent states|max_total_num_tokens="
 ANSWER_S = 4.0
 SMI_S = 15.0  # without persistence mode the driver wakes every GPU first
 

@@ -1,0 +1,81 @@
+"""What real servers of SGLang 0.5.17 with the plugin said on an H200, as benchmarks/gpu/capture.py wrote it down.
+
+The arms of benchmarks/engine/h200.toml: tree-16 gave the exchanges and the first log, tree-32-records the second.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks/results/gpu/server"
+PAIR = ROOT / "patches/selftest-pair"
+LOG, LOG_OF_RECORDS = "startup.log", "startup-records.log"
+
+
+@functools.cache
+def exchanges() -> dict[str, dict[str, Any]]:
+    """{name: {name, request: {method, path, body}, status, type, body}}."""
+    return {each["name"]: each for each in json.loads((FOLDER / "exchanges.json").read_text())}
+
+
+def body(name: str) -> str:
+    text = exchanges()[name]["body"]
+    assert isinstance(text, str)
+    return text
+
+
+def answer(name: str) -> Any:
+    return json.loads(body(name))
+
+
+def log(name: str) -> str:
+    return (FOLDER / name).read_text()
+
+
+@contextmanager
+def replayed() -> Iterator[int]:
+    """The port of a server that gives each captured answer to the request that it was captured for."""
+    known = {key(each["request"]): each for each in exchanges().values()}
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.answer(None)
+
+        def do_POST(self) -> None:
+            self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def answer(self, asked: Any) -> None:
+            found = known[key({"method": self.command, "path": self.path, "body": asked})]
+            data = found["body"].encode()
+            streamed = found["type"].startswith("text/event-stream")
+            self.send_response(found["status"])
+            if found["type"]:
+                self.send_header("Content-Type", found["type"])
+            self.send_header(*(("Transfer-Encoding", "chunked") if streamed else ("Content-Length", str(len(data)))))
+            self.end_headers()
+            self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data) if streamed else data)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def key(request: dict[str, Any]) -> str:
+    return json.dumps([request["method"], request["path"], request["body"]], sort_keys=True)
