@@ -13,7 +13,7 @@ from benchmarks.gpu.planner import Stage
 
 ROOT = Path(__file__).parents[2]
 PAIR = "patches/selftest-pair"
-BENCH = ("--prompts", "24", "--tokens", "128", "--concurrencies", "1", "8", "--repeats", "2")
+BENCH = ("--prompts", "20", "--tokens", "128", "--concurrencies", "1", "2", "4", "8", "16", "--repeats", "2")
 
 # Sections of the parity suite (parity/sections.py): what has not been shown yet, the longest arms first.
 PARITY = (
@@ -92,8 +92,8 @@ def stages(at: Setting) -> list[Stage]:
             pytest(at, "kernels", "tests/gpu/test_kernels_gpu.py"),
             limit_s=420, estimate_s=90, least_s=60, cores=2,
         ),
-        server(at, "server", "tree-16", 31300),
-        server(at, "server-records", "tree-32-records", 31310),
+        server(at, "server", "tree-16-snapshots", 31300),
+        server(at, "server-records", "tree-32", 31310),
         selftest(at, "selftest-records", "records"),
         selftest(at, "selftest", "snapshots"),
         *on_two(at),
@@ -109,18 +109,18 @@ def stages(at: Setting) -> list[Stage]:
             "speed of the pair in all modes over HTTP",
             (at.python, "-m", "benchmarks.engine.bench", "launch", "benchmarks/engine/h200.toml",
              "--out", at.folder("benchmark/result.json"), "--limit-s", "{limit}", *BENCH),
-            limit_s=540, estimate_s=420, least_s=280, cores=at.cores, alone=True,
+            limit_s=540, estimate_s=480, least_s=300, cores=at.cores, alone=True,
         ),
         suite(at, "costs-slice", "12 layers of the 27B shapes at one and eight requests", COSTS_SLICE, 350, 6,
               alone=True, least=200),
-        suite(at, "parity-rest", "the dense target; all cells without overlap and graphs", PARITY_REST, 450, 6),
-        suite(at, "parity-long", "ten thousand tokens, hybrid target", PARITY_LONG, 240, 3),
         Stage(
             "kernel-times",
             "each kernel against its bound and a torch baseline",
             (at.python, "benchmarks/engine/kernels.py", "--out", at.folder("kernel-times/kernels.json")),
             limit_s=300, estimate_s=100, least_s=90, alone=True,
         ),
+        suite(at, "parity-rest", "the dense target; all cells without overlap and graphs", PARITY_REST, 450, 6),
+        suite(at, "parity-long", "ten thousand tokens, hybrid target", PARITY_LONG, 240, 3),
         suite(at, "costs-of-eight", "27B shapes at eight requests: the whole, and 12 layers with rows in whole tiles",
               COSTS_OF_EIGHT, 300, 3, alone=True),
         Stage(

@@ -26,7 +26,8 @@ ALL = [
     *(f"hybrid/{name}@records" for name in ("matrix", "behaviour", "audits", "oracle", "auto", "bf16", "selftest")),
     "hybrid/costs", "shape-27b-12/costs", "shape-27b/costs", "shape-27b/costs-of-eight",
     "hybrid/costs@records", "shape-27b-12/costs@records", "shape-27b/costs@records", "shape-27b/costs-of-eight@records",
-    *stages.PARITY, *stages.PARITY_RECORDS, *stages.PARITY_REST, *stages.COSTS, *stages.COSTS_OF_EIGHT,
+    *stages.PARITY, *stages.PARITY_RECORDS, *stages.PARITY_REST, *stages.COSTS, *stages.COSTS_SLICE,
+    *stages.COSTS_OF_EIGHT, *stages.PARITY_LONG,
 ]  # fmt: skip
 
 
