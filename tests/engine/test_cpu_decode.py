@@ -88,7 +88,12 @@ def test_shadow_linear_decides_like_linear_and_scores_trees() -> None:
     linear, shadow = started(1, Mode("linear")), started(1, Mode("shadow-linear", budget=16))
     assert run(linear, COUNT) == run(shadow, COUNT)
     assert shadow.counters.histogram == linear.counters.histogram
-    assert shadow.counters.scored > 0
+    told = shadow.counters.public(shadow.mode, 16)
+    assert told["trees"] + len(shadow.open) == shadow.counters.rounds
+    assert sum(told["histogram"]) == told["trees"] > 0
+    total = sum(score * trees for score, trees in enumerate(told["histogram"]))
+    assert told["would_accept_per_tree"] == pytest.approx(total / told["trees"], abs=0.001)
+    assert linear.counters.public(linear.mode, 16) == {}
 
 
 def test_the_verifier_commits_what_a_prompt_would() -> None:

@@ -56,7 +56,7 @@ SPEC = ["--speculative-draft-model-path", str(FOLDER / "drafter"), "--speculativ
 def test_modes_and_numbers_resolve_as_the_plugin_resolves_them() -> None:
     plain = args.resolve([*MODEL, "--port", "31000"])
     assert (plain.mode.name, plain.ddtree, plain.rows) == ("ar", None, 0)
-    assert plain.args["context_length"] == 4096
+    assert (plain.args["context_length"], plain.context) == (None, 4096)
     linear = args.resolve([*MODEL, *SPEC, "DFLASH"])
     assert (linear.mode.name, linear.rows, linear.args["speculative_num_draft_tokens"]) == ("linear", 16, 16)
     tree = args.resolve(

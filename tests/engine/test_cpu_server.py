@@ -149,6 +149,8 @@ def test_log_probabilities_without_speculation_only(plain: httpx.Client, tree: h
     refused = tree.post("/generate", json={"text": TEXT, "return_logprob": True})
     assert refused.status_code == 400
     assert "return_logprob" in refused.json()["error"]["message"]
+    (streamed,) = events(tree, "/generate", {"text": TEXT, "return_logprob": True, "stream": True})
+    assert streamed["error"]["message"] == refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -205,9 +207,10 @@ def test_metrics_are_sglangs(tree: httpx.Client) -> None:
     assert served.accept_length is not None
     assert served.accept_length > 1.5
     assert served.running == 0
-    shown = tree.get("/server_info").json()["internal_states"][0]["ddtree"]
+    shown = tree.get("/server_info").json()["internal_states"][0]["ddtree"]["counters"]
     assert shown["nodes_per_tree"] == 16
-    assert sum(shown["histogram"]) == shown["trees"]
+    assert shown["accepted_per_tree"] == pytest.approx(served.accept_length - 1, abs=0.001)
+    assert len(shown["acceptance_by_depth"]) == 15
 
 
 def test_half_a_character_waits_for_the_rest(plain: httpx.Client) -> None:
@@ -222,6 +225,8 @@ def test_an_api_key_is_asked_for() -> None:
         assert http.get("/health").status_code == 200
         assert http.get("/model_info").status_code == 401
         assert http.get("/model_info", headers={"Authorization": "Bearer k"}).status_code == 200
+        shown = http.get("/server_info", headers={"Authorization": "Bearer k"}).json()
+        assert shown["api_key"] == shown["internal_states"][0]["api_key"] == "***"
 
 
 def test_the_process_starts_serves_and_drains(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ from sglang_ddtree.cpu.weights import load_config
 FLAGS = Path(__file__).with_name("flags.json")
 DDTREE = "speculative_ddtree_"
 DEFAULT_MAX_RUNNING = 48
+NO_FIELDS = ("config", "prefill_round_robin_balance", "collect_tokens_histogram")  # flags that are no arguments of it
 USED = frozenset({
     "model_path", "host", "port", "served_model_name", "tokenizer_path", "context_length", "max_running_requests",
-    "api_key", "weight_version", "enable_metrics", "speculative_algorithm", "speculative_draft_model_path",
+    "max_total_tokens", "api_key", "weight_version", "enable_metrics", "speculative_algorithm",
+    "speculative_draft_model_path",
 })  # fmt: skip
 
 
@@ -42,6 +44,11 @@ class Launch:
     model: dict[str, Any]
     ddtree: dict[str, Any] | None
     unused: tuple[str, ...]
+
+    @property
+    def context(self) -> int:
+        """Tokens of a prompt and its answer together."""
+        return int(self.args["context_length"] or self.model["max_position_embeddings"])
 
     @property
     def rows(self) -> int:
@@ -108,7 +115,9 @@ def resolve(argv: list[str]) -> Launch:
         drafter = Path(space.speculative_draft_model_path)
     values["served_model_name"] = values.get("served_model_name") or space.model_path
     values["tokenizer_path"] = space.tokenizer_path or space.model_path
-    values["context_length"] = space.context_length or model["max_position_embeddings"]
+    values |= {"device": "cpu", "disable_cuda_graph": bool(space.disable_cuda_graph)}
+    for name in NO_FIELDS:
+        del values[name]
     if mode.drafts:
         values.update(_speculative(algorithm, mode, block, space))
     shown = _public(mode, block, space, model) if algorithm == "DDTREE" else None

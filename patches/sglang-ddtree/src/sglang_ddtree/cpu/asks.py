@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import uuid
 from collections.abc import Mapping
@@ -29,11 +30,26 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""),
     "echo": (False, None),
 }
+# All of SGLang's (sampling/sampling_params.py).
+PARAMETERS = frozenset({
+    *NEUTRAL.keys() - {"best_of", "suffix", "echo"}, "max_new_tokens", "stop", "stop_token_ids", "temperature", "top_p",
+    "top_k", "min_p", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim",
+    "stream_interval", "sampling_seed", "custom_params", "stop_strs", "stop_regex_strs", "stop_str_max_len",
+    "stop_regex_max_len", "is_normalized",
+})  # fmt: skip
 EPSILON = 1e-6
 
 
 class BadRequest(ValueError):
     """Answered with status 400."""
+
+
+class NoJson(BadRequest):
+    """The body is not what a path takes at all; SGLang words it like this wherever it is posted."""
+
+
+class Unforeseen(Exception):
+    """SGLang does not foresee this and answers with status 500."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,8 @@ def parse_generate(body: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[
     params = body.get("sampling_params") or {}
     if not isinstance(params, Mapping):
         raise BadRequest("sampling_params must be one object")
+    if unknown := sorted(params.keys() - PARAMETERS):
+        raise Unforeseen(f"sampling_params has no {', '.join(unknown)}")
     logprobs = int(body.get("top_logprobs_num") or 0) if body.get("return_logprob") else None
     asks = [
         _ask(_ids(prompt, tokenizer), params, "max_new_tokens", 128, logprobs, body.get("rid"))
@@ -103,10 +121,13 @@ def _ask(
         if name in params and params[name] not in neutral:
             raise BadRequest(f"{name} is not implemented in the CPU engine")
     wanted = params.get(limit_name)
+    limit = limit if wanted is None else _number(limit_name, wanted, int)
+    if limit < 0:
+        raise BadRequest(f"max_new_tokens must be at least 0, got {limit}.")
     stop = params.get("stop") or ()
     return Ask(
         prompt=prompt,
-        limit=limit if wanted is None else _number(limit_name, wanted, int, 0, 1 << 30),
+        limit=limit,
         sampling=_sampling(params),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_tokens=frozenset(params.get("stop_token_ids") or ()),
@@ -118,14 +139,24 @@ def _ask(
 
 def _sampling(params: Mapping[str, Any]) -> Sampling:
     """SGLang's defaults: temperature 1, no filter; a temperature of 0 is greedy."""
-    temperature = _number("temperature", _or(params, "temperature", 1.0), float, 0.0, 1e6)
-    top_k = _number("top_k", _or(params, "top_k", -1), int, -1, 1 << 30)
+    temperature = _number("temperature", _or(params, "temperature", 1.0), float)
+    top_k = _number("top_k", _or(params, "top_k", -1), int)
+    top_p = _number("top_p", _or(params, "top_p", 1.0), float)
+    min_p = _number("min_p", _or(params, "min_p", 0.0), float)
+    for holds, law in (
+        (math.isfinite(temperature) and temperature >= 0, "temperature must be a non-negative finite number, got "),
+        (0 < top_p <= 1, "top_p must be in (0, 1], got "),
+        (0 <= min_p <= 1, "min_p must be in [0, 1], got "),
+        (top_k == -1 or top_k >= 1, "top_k must be -1 (disable) or at least 1, got "),
+    ):
+        if not holds:
+            raise BadRequest(f"{law}{_or(params, law.split()[0], None)}.")
     seed = params.get("sampling_seed")
     return Sampling(
         temperature=0.0 if temperature < EPSILON or top_k == 1 else temperature,
         top_k=None if top_k == -1 else top_k,
-        top_p=_number("top_p", _or(params, "top_p", 1.0), float, 0.0, 1.0),
-        min_p=_number("min_p", _or(params, "min_p", 0.0), float, 0.0, 1.0),
+        top_p=top_p,
+        min_p=min_p,
         seed=secrets.randbits(31) if seed is None else int(seed),
     )
 
@@ -135,7 +166,7 @@ def _or(params: Mapping[str, Any], name: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _number(name: str, value: Any, kind: type, low: float, high: float) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise BadRequest(f"{name} must be a number from {low} to {high}, got {value!r}.")
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise BadRequest(f"{name} must be a number, got {value!r}.")
     return kind(value)

@@ -84,7 +84,8 @@ class Counters:
         self.histogram: dict[int, int] = {}  # accept length, the bonus token included -> rounds
         self.offered: dict[int, int] = {}  # depth -> rounds whose accepted path reached the row above, with a child
         self.reached: dict[int, int] = {}  # depth -> rounds whose accepted path reached it
-        self.scored = self.score = 0  # shadow-linear: trees judged, nodes they would have had accepted
+        self.watched = self.dropped = 0  # shadow-linear: nodes of the trees judged; trees that the end left open
+        self.judged: dict[int, int] = {}  # nodes that a tree would have had accepted -> trees
 
     def round(self, tree: Tree, path: list[int]) -> None:
         self.rounds += 1
@@ -99,9 +100,9 @@ class Counters:
                 _bump(self.offered, int(tree.depth[row]) + 1)
 
     def add(self, other: Counters) -> None:
-        for name in ("rounds", "nodes", "accepted", "off_spine", "scored", "score"):
+        for name in ("rounds", "nodes", "accepted", "off_spine", "watched", "dropped"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("histogram", "offered", "reached"):
+        for name in ("histogram", "offered", "reached", "judged"):
             mine = getattr(self, name)
             for key, count in getattr(other, name).items():
                 mine[key] = mine.get(key, 0) + count
@@ -111,22 +112,34 @@ class Counters:
         """Tokens a round, the target's own included; None before the first round."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else None
 
-    def public(self) -> dict[str, Any]:
-        """The figures under the plugin's names, as /server_info shows them."""
+    def public(self, mode: Mode, block: int) -> dict[str, Any]:
+        """The figures under the plugin's names, as /server_info shows them; of a chain it has none."""
+        if mode.name == "tree":
+            return self._trees(block - 1)
+        return self._shadows(block) if mode.builds_trees else {}
+
+    def _trees(self, depths: int) -> dict[str, Any]:
         rounds = max(self.rounds, 1)
-        depths = range(1, max(self.offered, default=0) + 1)
-        shown: dict[str, Any] = {
+        by_depth = [(self.reached.get(depth, 0), self.offered.get(depth, 0)) for depth in range(1, depths + 1)]
+        return {
             "trees": self.rounds,
             "nodes_per_tree": round(self.nodes / rounds, 3),
             "accepted_per_tree": round(self.accepted / rounds, 3),
             "accepted_off_spine": self.off_spine,
             "off_spine_share": round(self.off_spine / max(self.accepted, 1), 4),
-            "acceptance_by_depth": [round(self.reached.get(d, 0) / self.offered[d], 3) for d in depths],
-            "histogram": [self.histogram.get(n, 0) for n in range(1, max(self.histogram, default=0) + 1)],
+            "acceptance_by_depth": [round(taken / offers, 3) if offers else None for taken, offers in by_depth],
         }
-        if self.scored:
-            shown["would_accept_per_tree"] = round(self.score / self.scored, 3)
-        return shown
+
+    def _shadows(self, scores: int) -> dict[str, Any]:
+        trees = sum(self.judged.values())
+        taken = sum(score * count for score, count in self.judged.items())
+        return {
+            "trees": trees,
+            "nodes_per_tree": round(self.watched / max(trees, 1), 3),
+            "would_accept_per_tree": round(taken / max(trees, 1), 3),
+            "dropped": self.dropped,
+            "histogram": [self.judged.get(score, 0) for score in range(scores)],
+        }
 
 
 def _bump(counts: dict[int, int], key: int) -> None:
@@ -226,8 +239,8 @@ class Session:
             if score is None:
                 waiting.append(proposal)
             else:
-                self.counters.scored += 1
-                self.counters.score += score
+                self.counters.watched += proposal.tree.num_nodes - 1
+                _bump(self.counters.judged, score)
         self.open = waiting
 
     def generate(self, count: int) -> list[int]:

@@ -6,15 +6,22 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from sglang_ddtree import SGLANG_VERSION
 from sglang_ddtree.cpu import NOTICE
-from sglang_ddtree.cpu.asks import BadRequest, parse_completions, parse_generate
+from sglang_ddtree.cpu.asks import BadRequest, NoJson, Unforeseen, parse_completions, parse_generate
 from sglang_ddtree.cpu.serving import Engine, Request
 
 OPEN_PATHS = ("/health", "/ready", "/metrics")
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+
+
+def dumps(value: Any) -> str:
+    """JSON as SGLang writes it: nothing between the words, and no character escaped that need not be."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 class State:
@@ -45,21 +52,23 @@ class State:
 
     def server_info(self) -> dict[str, Any]:
         engine, counters = self.engine, self.engine.live_counters()
+        args = {name: "***" if name in SECRETS and value else value for name, value in self.args.items()}
         internal: dict[str, Any] = {
-            **self.args,
+            **args,
             "last_gen_throughput": engine.last_throughput,
             "effective_max_running_requests_per_dp": self.args.get("max_running_requests") or 48,
         }
         if engine.launch.mode.drafts and counters.accept_length is not None:
             internal["avg_spec_accept_length"] = counters.accept_length
         if engine.launch.ddtree is not None:
-            internal["ddtree"] = {**engine.launch.ddtree, **counters.public()}
+            shown = counters.public(engine.launch.mode, engine.launch.block)
+            internal["ddtree"] = {**engine.launch.ddtree, **({"counters": shown} if shown else {})}
         return {
-            **self.args,
+            **args,
             "status": "ready" if self.life == "up" else self.life,
-            "max_total_num_tokens": engine.context,
+            "max_total_num_tokens": engine.capacity,
             "max_req_input_len": engine.context - 6,
-            "startup_time": self.started,
+            "startup_time": {"load_weight": engine.load_s},
             "internal_states": [internal],
             "version": SGLANG_VERSION,
             "kv_events": None,
@@ -87,22 +96,35 @@ def native(request: Request, engine: Engine) -> dict[str, Any]:
         "reasoning_tokens": 0,
         "completion_tokens": len(request.tokens),
         "cached_tokens": 0,
+        "cached_tokens_details": None,
+        "dp_rank": None,
     }
-    if request.seconds is not None:
-        meta["e2e_latency"] = request.seconds
-    counters = request.session.counters
-    if engine.launch.mode.drafts and counters.rounds:
-        meta["spec_accept_rate"] = counters.accepted / (counters.rounds * max(engine.launch.rows - 1, 1))
-        meta["spec_accept_length"] = len(request.tokens) / counters.rounds
-        meta["spec_num_correct_drafts"] = counters.accepted
-        meta["spec_num_proposed_drafts"] = counters.rounds * (engine.launch.rows - 1)
-        meta["spec_verify_ct"] = counters.rounds
-        longest = max(counters.histogram)
-        meta["spec_correct_drafts_histogram"] = [counters.histogram.get(n + 1, 0) for n in range(longest)]
+    if request.finish is not None:
+        meta["e2e_latency"] = request.age
+        meta |= speculation(request, engine.launch.rows - 1) if engine.launch.mode.drafts else {}
     if request.ask.logprobs is not None:
         meta["output_token_logprobs"] = [[logp, token, None] for logp, token, _ in request.logprobs]
         meta["output_top_logprobs"] = [[[p, t, None] for p, t in others] for _, _, others in request.logprobs]
     return {"text": request.text, "output_ids": list(request.tokens), "meta_info": meta}
+
+
+def speculation(request: Request, offered: int) -> dict[str, Any]:
+    """What a finished request says of its rounds, each of ``offered`` nodes; nothing if it had none."""
+    counters = request.session.counters
+    if not counters.rounds:
+        return {}
+    drafts = {"correct": counters.accepted, "proposed": counters.rounds * offered}
+    accepted = [counters.histogram.get(n + 1, 0) for n in range(max(counters.histogram))]
+    return {
+        "spec_accept_rate": drafts["correct"] / max(drafts["proposed"], 1),
+        "spec_accept_length": len(request.tokens) / counters.rounds,
+        **{f"spec_num_{name}_drafts": count for name, count in drafts.items()},
+        "spec_verify_ct": counters.rounds,
+        "spec_accepted_drafts": drafts["correct"],
+        "spec_proposed_drafts": drafts["proposed"],
+        "spec_correct_drafts_histogram": accepted,
+        "spec_accept_histogram": accepted,
+    }
 
 
 def openai(requests: list[Request], delta: str | None, model: str) -> dict[str, Any]:
@@ -143,33 +165,35 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:  # noqa: ARG002
         host, port = self.client_address[:2]
-        print(f'INFO:     {host}:{port} - "{self.command} {self.path} HTTP/1.1" {int(code)}', flush=True)
+        status = HTTPStatus(int(code))
+        said = f'{host}:{port} - "{self.command} {self.path} HTTP/1.1" {status.value} {status.phrase}'
+        print(time.strftime("[%Y-%m-%d %H:%M:%S] ") + f"INFO:     {said}", flush=True)
 
     def _answer(self, status: int, body: Any = None, kind: str = "application/json") -> None:
-        data = b"" if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = b"" if body is None else (body if isinstance(body, str) else dumps(body)).encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        if body is not None:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Stand-In", NOTICE)
         self.end_headers()
         self.wfile.write(data)
 
-    def _refuse(self, message: str) -> None:
-        if self.path.startswith("/v1/"):
-            self._answer(
-                400, {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": 400}
-            )
+    def _refuse(self, error: BadRequest) -> None:
+        if self.path.startswith("/v1/") or isinstance(error, NoJson):
+            kind = "Bad Request" if isinstance(error, NoJson) else "BadRequestError"
+            self._answer(400, {"object": "error", "message": str(error), "type": kind, "param": None, "code": 400})
         else:
-            self._answer(400, {"error": {"message": message, "type": "invalid_request_error", "code": 400}})
+            self._answer(400, {"error": {"message": str(error)}})
 
     def _body(self) -> dict[str, Any]:
         length = int(self.headers.get("Content-Length") or 0)
         try:
             body = json.loads(self.rfile.read(length) or b"{}")
         except ValueError as error:
-            raise BadRequest(f"the body is no JSON: {error}") from None
+            raise NoJson(f"1 validation error: JSON decode error: {error}") from None
         if not isinstance(body, dict):
-            raise BadRequest("the body is not a JSON object")
+            raise NoJson("1 validation error: the body is not a JSON object")
         return body
 
     def _allowed(self, path: str) -> bool:
@@ -193,8 +217,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path in answers:
             self._answer(200, answers[path]())
         elif path.rstrip("/") == "/metrics" and state.args.get("enable_metrics"):
-            labels = f'model_name="{state.args["served_model_name"]}",engine_type="unified",tp_rank="0",pp_rank="0"'
-            self._answer(200, state.engine.metrics(labels), "text/plain; version=0.0.4; charset=utf-8")
+            self._answer(200, state.engine.metrics(), "text/plain; version=0.0.4; charset=utf-8")
         elif path == "/":
             self._answer(200, NOTICE + "\n", "text/plain")
         else:
@@ -218,7 +241,10 @@ class Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(404, {"detail": "Not Found"})
         except BadRequest as error:
-            self._refuse(str(error))
+            self._refuse(error)
+        except Unforeseen as error:
+            print(f"ERROR:    {error}", flush=True)
+            self._answer(500, "Internal Server Error", "text/plain; charset=utf-8")
 
     do_PUT = do_POST
 
@@ -226,8 +252,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any]) -> None:
         engine = self.state.engine
-        asks, many = parse_generate(body, engine.tokenizer)
-        requests = [engine.new(ask) for ask in asks]
+        try:
+            asks, many = parse_generate(body, engine.tokenizer)
+            requests = [engine.new(ask) for ask in asks]
+        except BadRequest as error:
+            if not body.get("stream"):
+                raise
+            self._refuse_stream(error)
+            return
         if body.get("stream"):
             self._stream(requests[0], lambda request, _: native(request, engine))
             return
@@ -241,7 +273,11 @@ class Handler(BaseHTTPRequestHandler):
         model = str(body.get("model") or self.state.args["served_model_name"])
         if body.get("stream"):
             final = bool((body.get("stream_options") or {}).get("include_usage"))
-            self._stream(requests[0], lambda request, delta: openai([request], delta, model), model if final else None)
+            self._stream(
+                requests[0],
+                lambda request, delta: openai([request], delta, model) | {"usage": None},
+                model if final else None,
+            )
             return
         self._run(requests)
         metadata = {"weight_version": self.state.args["weight_version"]}
@@ -254,21 +290,34 @@ class Handler(BaseHTTPRequestHandler):
 
     def _stream(self, request: Request, event: Callable[[Request, str], Any], usage_for: str | None = None) -> None:
         """Server-sent events, one for each round, then [DONE]. A client that goes away aborts the request."""
+        self._begin_stream()
+        try:
+            for delta in self.state.engine.decode(request, streamed=True):
+                self._event(dumps(event(request, delta)))
+            if usage_for is not None:
+                self._event(dumps({**openai([request], "", usage_for), "choices": [], "usage": usage([request])}))
+            self._end_stream()
+        except (BrokenPipeError, ConnectionResetError):
+            request.aborted.set()
+            self.close_connection = True
+
+    def _refuse_stream(self, error: BadRequest) -> None:
+        """SGLang has answered 200 by the time it looks at what a stream asks for: the refusal is an event."""
+        self._begin_stream()
+        said = {"message": str(error), "type": "invalid_request_error", "code": 400, "retryable": False}
+        self._event(dumps({"error": said}))
+        self._end_stream()
+
+    def _begin_stream(self) -> None:
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.send_header("X-Stand-In", NOTICE)
         self.end_headers()
-        try:
-            for delta in self.state.engine.decode(request):
-                self._event(json.dumps(event(request, delta)))
-            if usage_for is not None:
-                self._event(json.dumps({**openai([request], "", usage_for), "choices": [], "usage": usage([request])}))
-            self._event("[DONE]")
-            self.wfile.write(b"0\r\n\r\n")
-        except (BrokenPipeError, ConnectionResetError):
-            request.aborted.set()
-            self.close_connection = True
+
+    def _end_stream(self) -> None:
+        self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
 
     def _event(self, data: str) -> None:
         payload = f"data: {data}\n\n".encode()

@@ -50,7 +50,9 @@ def load(launch: args.Launch) -> Engine:
     name = (launch.model.get("architectures") or ["Model"])[0]
     log(f"Load weight end. elapsed={took:.2f} s, type={name}, avail mem=0.00 GB, mem usage=0.00 GB.")
     tokenizer = Tokenizer.from_file(str(Path(launch.args["tokenizer_path"]) / "tokenizer.json"))
-    return Engine(launch, pair, tokenizer)
+    engine = Engine(launch, pair, tokenizer)
+    engine.load_s = took
+    return engine
 
 
 def drain(state: State) -> None:

@@ -15,6 +15,7 @@ from sglang_ddtree.cpu.asks import Ask, BadRequest
 from sglang_ddtree.cpu.decode import Counters, Pair, Session
 from sglang_ddtree.reference.topk import logsumexp
 
+TOTALS = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -30,7 +31,12 @@ class Request:
         self.aborted = threading.Event()
         self.started = time.monotonic()
         self.first_token_s: float | None = None
-        self.seconds: float | None = None
+        self.ended: float | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds from its arrival to its end, or so far."""
+        return (self.ended or time.monotonic()) - self.started
 
 
 class Engine:
@@ -38,12 +44,15 @@ class Engine:
 
     def __init__(self, launch: Launch, pair: Pair, tokenizer: Tokenizer) -> None:
         self.launch, self.pair, self.tokenizer = launch, pair, tokenizer
-        self.context = int(launch.args["context_length"])
+        self.context = launch.context
+        self.capacity = int(launch.args.get("max_total_tokens") or self.context)
+        self.load_s = 0.0
         self.eos = launch.model.get("eos_token_id")
         self.running: dict[str, Request] = {}
         self.queued = 0
         self.counters = Counters()
-        self.totals = {"prompt": 0, "generation": 0, "requests": 0, "aborted": 0}
+        self.totals = {(name, streamed): 0 for name in TOTALS for streamed in (False, True)}
+        self.aborted = 0
         self.last_throughput = 0.0
         self._turn = threading.Lock()
         self._slots = threading.Semaphore(int(launch.args.get("max_running_requests") or 48))
@@ -58,22 +67,23 @@ class Engine:
             raise BadRequest("DFLASH speculative decoding does not support return_logprob yet.")
         return Request(ask, Session(self.pair, self.launch.mode, ask.prompt, ask.sampling))
 
-    def decode(self, request: Request) -> Iterator[str]:
-        """Yield the text of each round as it ends."""
+    def decode(self, request: Request, *, streamed: bool = False) -> Iterator[str]:
+        """Yield the text of each round as it ends. A request counts in the totals once it has ended."""
         self.queued += 1
         with self._slots:
             self.queued -= 1
             self.running[request.ask.rid] = request
-            self.totals["requests"] += 1
-            self.totals["prompt"] += len(request.ask.prompt)
             try:
                 while request.finish is None:
                     yield self._step(request)
             finally:
                 self.running.pop(request.ask.rid, None)
                 request.finish = request.finish or {"type": "abort", "message": "Aborted"}
-                request.seconds = time.monotonic() - request.started
-                self.totals["aborted"] += request.finish["type"] == "abort"
+                request.ended = time.monotonic()
+                self.aborted += request.finish["type"] == "abort"
+                for name, count in zip(TOTALS, (len(request.ask.prompt), len(request.tokens), 1), strict=True):
+                    self.totals[name, streamed] += count
+                request.session.counters.dropped += len(request.session.open)
                 self.counters.add(request.session.counters)
 
     def _step(self, request: Request) -> str:
@@ -90,7 +100,6 @@ class Engine:
             if request.first_token_s is None:
                 request.first_token_s = time.monotonic() - request.started
             kept = self._take(request, new)
-            self.totals["generation"] += kept
             self.last_throughput = kept / max(time.monotonic() - began, 1e-9)
             return self._grow_text(request)
 
@@ -139,42 +148,41 @@ class Engine:
             total.add(request.session.counters)
         return total
 
-    def metrics(self, labels: str) -> str:
-        """The text of /metrics under SGLang's names."""
-        counters = self.live_counters()
-        speculating = self.launch.mode.drafts
-        accept = (counters.accept_length or 0.0) if speculating else 0.0
+    def gauges(self) -> dict[str, float]:
+        counters, speculating = self.live_counters(), self.launch.mode.drafts
         offered = max(self.launch.rows - 1, 1) * max(counters.rounds, 1)
         used = sum(request.session.caches.length for request in list(self.running.values()))
-        gauges: dict[str, float] = {
+        shown = counters.public(self.launch.mode, self.launch.block)
+        names = ("trees", "nodes_per_tree", "accepted_per_tree", "accepted_off_spine", "would_accept_per_tree")
+        return {
             "num_running_reqs": len(self.running),
             "num_queue_reqs": self.queued,
             "gen_throughput": self.last_throughput if self.running else 0.0,
             "token_usage": used / (self.context * max(len(self.running), 1)),
-            "spec_accept_length": accept,
+            "spec_accept_length": (counters.accept_length or 0.0) if speculating else 0.0,
             "spec_accept_rate": counters.accepted / offered if speculating else 0.0,
             "spec_num_steps": 1 if speculating else 0,
-            "spec_num_draft_tokens": self.launch.rows,
-            "max_total_num_tokens": self.context,
+            "spec_num_draft_tokens": self.launch.block,
+            "max_total_num_tokens": self.capacity,
             "cache_hit_rate": 0.0,
+            **{f"ddtree_{name}": shown[name] for name in names if name in shown},
         }
-        if self.launch.mode.builds_trees:
-            shown = counters.public()
-            names = ("trees", "nodes_per_tree", "accepted_per_tree", "accepted_off_spine", "would_accept_per_tree")
-            gauges.update({f"ddtree_{name}": shown[name] for name in names if name in shown})
-        totals = {
-            "prompt_tokens_total": self.totals["prompt"],
-            "generation_tokens_total": self.totals["generation"],
-            "num_requests_total": self.totals["requests"],
-            "num_aborted_requests_total": self.totals["aborted"],
-            "spec_verify_calls_total": counters.rounds if speculating else 0,
-        }
+
+    def metrics(self) -> str:
+        """The text of /metrics under SGLang's names and labels: a gauge is a rank's, a counter the server's."""
+        labels = f'engine_type="unified",model_name="{self.launch.args["served_model_name"]}"'
+        ranks = 'moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+        families = [("gauge", name, [(f"{labels},{ranks}", value)]) for name, value in self.gauges().items()]
+        for name in TOTALS:
+            both = (("false", self.totals[name, False]), ("true", self.totals[name, True]))
+            families.append(("counter", name, [(f'{labels},is_streaming="{word}"', n) for word, n in both]))
+        rounds = self.live_counters().rounds if self.launch.mode.drafts else 0
+        for name, value in (("num_aborted_requests_total", self.aborted), ("spec_verify_calls_total", rounds)):
+            families.append(("counter", name, [(labels, value)]))
         lines = []
-        for kind, family in (("gauge", gauges), ("counter", totals)):
-            for name, value in family.items():
-                lines.append(f"# HELP sglang:{name} Of the CPU reference engine.")
-                lines.append(f"# TYPE sglang:{name} {kind}")
-                lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
+        for kind, name, samples in families:
+            lines += [f"# HELP sglang:{name} Of the CPU reference engine.", f"# TYPE sglang:{name} {kind}"]
+            lines += [f"sglang:{name}{{{labelled}}} {float(value)}" for labelled, value in samples]
         return "\n".join(lines) + "\n"
 
 
