@@ -243,17 +243,17 @@ def test_paths_status_codes_and_metrics(start: Start) -> None:
     assert len(answer["output_ids"]) == answer["meta_info"]["completion_tokens"] == 16
     assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 16}
     found = {
-        sample.name: sample.value
+        (sample.name, sample.labels.get("is_streaming")): sample.value
         for family in text_string_to_metric_families(server.get("/metrics")[1])
         for sample in family.samples
     }
-    assert found["sglang:spec_accept_length"] == pytest.approx(16 / 3)  # 16 tokens in 3 rounds
-    assert found["sglang:generation_tokens_total"] == 16
+    assert found["sglang:spec_accept_length", None] == pytest.approx(16 / 3)  # 16 tokens in 3 rounds
+    assert found["sglang:generation_tokens_total", "false"] == 16
+    assert found["sglang:generation_tokens_total", "true"] == 0
     state = server.get("/server_info")[1]["internal_states"][0]
     assert state["ddtree"] == {
         "mode": "tree", "budget": 32, "topk_cap": 8, "allow_hybrid_unsafe": False, "keep_spine": False,
-        "block_size": 16, "verify_rows": 33, "hybrid_verdict": "proven by the stand-in's word", "rounds": 3,
-        "states": "records",
+        "block_size": 16, "verify_rows": 33, "hybrid_verdict": "proven by the stand-in's word", "states": "records",
     }  # fmt: skip
     assert server.get("/nope")[0] == 404
     assert server.get("/generate", {"sampling_params": {}})[0] == 400
@@ -266,7 +266,8 @@ def test_without_enable_metrics_there_are_none(start: Start) -> None:
 def test_an_api_key_guards_all_but_health_and_metrics(start: Start) -> None:
     server = start("--api-key", "k", "--enable-metrics").up()
     assert server.get("/server_info")[0] == 401
-    assert server.get("/server_info", Authorization="Bearer k")[0] == 200
+    status, shown = server.get("/server_info", Authorization="Bearer k")
+    assert (status, shown["api_key"], shown["internal_states"][0]["api_key"]) == (200, "***", "***")
     assert server.get("/metrics")[0] == 200
 
 

@@ -94,7 +94,7 @@ def load(resolved: settings.Settings, wrong: faults.Faults) -> None:
         )
     name = (resolved.model.get("architectures") or ["Model"])[0]
     log(f"Load weight end. elapsed={wrong.load_s * 0.6:.2f} s, type={name}, avail mem=42.31 GB, mem usage=51.79 GB.")
-    log("KV Cache is allocated. #tokens: 262144, K size: 8.00 GB, V size: 8.00 GB")
+    log("KV Cache is allocated. dtype: torch.bfloat16, #tokens: 262144, K size: 8.00 GB, V size: 8.00 GB")
     log("Memory pool end. avail mem=11.02 GB")
     what = "target verify" if resolved.block_size else "target decode"
     log(

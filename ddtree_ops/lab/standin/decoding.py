@@ -13,6 +13,7 @@ from .settings import Settings
 
 Prompt = Union[str, Sequence[int]]
 FIRST_TOKEN = 1000
+ENDED = ("prompt_tokens_total", "generation_tokens_total", "num_requests_total")
 WORDS = (
     "the",
     "a",
@@ -71,7 +72,8 @@ class Engine:
     def __init__(self, settings: Settings, faults: Faults) -> None:
         self.settings, self.faults = settings, faults
         self.running: dict[str, Request] = {}
-        self.totals: dict[str, float] = {"prompt": 0, "generation": 0, "requests": 0, "rounds": 0, "aborted": 0}
+        self.totals: dict[str, float] = {"rounds": 0, "tokens": 0, "aborted": 0}
+        self.ended = {(name, streamed): 0 for name in ENDED for streamed in (False, True)}
         self.last_throughput = 0.0
         self._lock = threading.Lock()
 
@@ -85,12 +87,10 @@ class Engine:
         """Tokens a second of one stream, now: streams share the machine, though not one to one."""
         return self.faults.tok_s[self.settings.mode] / (1 + 0.15 * max(0, len(self.running) - 1))
 
-    def decode(self, request: Request) -> Iterator[list[int]]:
-        """Yield the tokens of each round as it ends."""
+    def decode(self, request: Request, streamed: bool = False) -> Iterator[list[int]]:
+        """Yield the tokens of each round as it ends; the last ones with why the request ended."""
         with self._lock:
             self.running[request.rid] = request
-            self.totals["requests"] += 1
-            self.totals["prompt"] += length_of(request.prompt)
         try:
             if self.faults.hang_completion:
                 request.aborted.wait()
@@ -105,15 +105,21 @@ class Engine:
                     break
                 request.tokens += new
                 with self._lock:
-                    self.totals["generation"] += len(new)
+                    self.totals["tokens"] += len(new)
                     self.totals["rounds"] += 1
                     self.last_throughput = speed * len(self.running)
+                if len(request.tokens) >= wanted:
+                    request.finish = "length"
                 yield new
-            request.finish = "abort" if request.aborted.is_set() else "length"
+            if request.finish is None:
+                request.finish = "abort" if request.aborted.is_set() else "length"
+                yield []
         finally:
             with self._lock:
                 self.running.pop(request.rid, None)
                 self.totals["aborted"] += request.finish != "length"
+                for name, count in zip(ENDED, (length_of(request.prompt), len(request.tokens), 1)):
+                    self.ended[name, streamed] += count
 
     def _token(self, seed: bytes, position: int) -> int:
         at = self.faults.diverge_at
@@ -128,10 +134,10 @@ class Engine:
     def mean_accept_length(self) -> float | None:
         """Over all rounds so far; None before the first and without speculation."""
         rounds = self.totals["rounds"]
-        return self.totals["generation"] / rounds if rounds and self.settings.mode != "ar" else None
+        return self.totals["tokens"] / rounds if rounds and self.settings.mode != "ar" else None
 
-    def metrics(self, labels: str) -> str:
-        """The text of /metrics, with SGLang's names."""
+    def metrics(self) -> str:
+        """The text of /metrics, with SGLang's names and labels: a gauge is a rank's, a counter the server's."""
         accept = self.mean_accept_length() or 0.0
         rows = max(self.settings.rows - 1, 1)
         gauges: tuple[tuple[str, float], ...] = (
@@ -139,18 +145,24 @@ class Engine:
             ("gen_throughput", self.last_throughput if self.running else 0.0),
             ("token_usage", 0.01 * len(self.running)),
             ("spec_accept_length", accept), ("spec_accept_rate", max(0.0, accept - 1) / rows),
-            ("spec_num_steps", 1 if self.settings.block_size else 0), ("spec_num_draft_tokens", self.settings.rows),
+            ("spec_num_steps", 1 if self.settings.block_size else 0),
+            ("spec_num_draft_tokens", self.settings.block_size),
             ("max_total_num_tokens", 262144), ("cache_hit_rate", 0.0),
         )  # fmt: skip
-        counters = (
-            ("prompt_tokens_total", self.totals["prompt"]), ("generation_tokens_total", self.totals["generation"]),
-            ("num_requests_total", self.totals["requests"]), ("num_aborted_requests_total", self.totals["aborted"]),
-            ("spec_verify_calls_total", self.totals["rounds"] if self.settings.block_size else 0),
-        )  # fmt: skip
+        labels = 'engine_type="unified",model_name="{}"'.format(self.settings.args["served_model_name"])
+        ranks = ',moe_ep_rank="0",pp_rank="0",tp_rank="0"'
+        families = [("gauge", name, [(labels + ranks, value)]) for name, value in gauges]
+        for name in ENDED:
+            both = (("false", self.ended[name, False]), ("true", self.ended[name, True]))
+            families.append(("counter", name, [(f'{labels},is_streaming="{word}"', float(n)) for word, n in both]))
+        rounds = self.totals["rounds"] if self.settings.block_size else 0.0
+        for name, value in (
+            ("num_aborted_requests_total", self.totals["aborted"]),
+            ("spec_verify_calls_total", rounds),
+        ):
+            families.append(("counter", name, [(labels, value)]))
         lines = []
-        for kind, family in (("gauge", gauges), ("counter", counters)):
-            for name, value in family:
-                lines.append(f"# HELP sglang:{name} Of the lab stand-in.")
-                lines.append(f"# TYPE sglang:{name} {kind}")
-                lines.append(f"sglang:{name}{{{labels}}} {float(value)}")
+        for kind, name, samples in families:
+            lines += [f"# HELP sglang:{name} Of the lab stand-in.", f"# TYPE sglang:{name} {kind}"]
+            lines += [f"sglang:{name}{{{labelled}}} {float(value)}" for labelled, value in samples]
         return "\n".join(lines) + "\n"

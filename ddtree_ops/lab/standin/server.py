@@ -6,12 +6,20 @@ import json
 import sys
 import time
 import uuid
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from . import NOTICE
 from .decoding import Engine, Prompt, Request, length_of, text_of
 from .settings import Settings
+
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")  # as our patch of SGLang hides them
+
+
+def dumps(value: Any) -> str:
+    """JSON as SGLang writes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 class State:
@@ -40,8 +48,9 @@ class State:
         }  # fmt: skip
 
     def server_info(self) -> dict[str, Any]:
+        args = {name: "***" if name in SECRETS and value else value for name, value in self.settings.args.items()}
         internal: dict[str, Any] = {
-            **self.settings.args,
+            **args,
             "last_gen_throughput": self.engine.last_throughput,
             "effective_max_running_requests_per_dp": self.settings.args.get("max_running_requests") or 256,
         }
@@ -49,12 +58,12 @@ class State:
         if accept is not None:
             internal["avg_spec_accept_length"] = accept
         if self.settings.ddtree is not None:
-            internal["ddtree"] = {**self.settings.ddtree, "rounds": int(self.engine.totals["rounds"])}
+            internal["ddtree"] = dict(self.settings.ddtree)
         return {
-            **self.settings.args, "weight_version": self.weight_version,
+            **args, "weight_version": self.weight_version,
             "status": "ready" if self.life == "up" else self.life, "max_total_num_tokens": 262144,
-            "max_req_input_len": 262138, "startup_time": self.started, "internal_states": [internal],
-            "version": self.version, "kv_events": None,
+            "max_req_input_len": 262138, "startup_time": {"load_weight": self.engine.faults.load_s},
+            "internal_states": [internal], "version": self.version, "kv_events": None,
             "stand_in": NOTICE, "launch_command": " ".join(self.argv),
         }  # fmt: skip
 
@@ -70,13 +79,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:  # noqa: ARG002
         host, port = self.client_address[:2]
-        sys.stdout.write(f'INFO:     {host}:{port} - "{self.command} {self.path} HTTP/1.1" {int(code)}\n')
+        status = HTTPStatus(int(code))
+        said = f'{host}:{port} - "{self.command} {self.path} HTTP/1.1" {status.value} {status.phrase}'
+        sys.stdout.write(time.strftime("[%Y-%m-%d %H:%M:%S] ") + f"INFO:     {said}\n")
         sys.stdout.flush()
 
     def _answer(self, status: int, body: Any = None, kind: str = "application/json") -> None:
-        data = b"" if body is None else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = b"" if body is None else (body if isinstance(body, str) else dumps(body)).encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        if body is not None:
+            self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("X-Stand-In", NOTICE)
         self.end_headers()
@@ -115,10 +127,7 @@ class Handler(BaseHTTPRequestHandler):
                     "parent": None, "max_model_len": state.settings.args.get("context_length") or 262144}  # fmt: skip
             self._answer(200, {"object": "list", "data": [card]})
         elif path.rstrip("/") == "/metrics" and state.settings.args.get("enable_metrics"):
-            labels = 'model_name="{}",engine_type="unified",tp_rank="0",pp_rank="0"'.format(
-                state.settings.args["served_model_name"]
-            )
-            self._answer(200, state.engine.metrics(labels), "text/plain; version=0.0.4; charset=utf-8")
+            self._answer(200, state.engine.metrics(), "text/plain; version=0.0.4; charset=utf-8")
         elif path == "/":
             self._answer(200, NOTICE + "\n", "text/plain")
         else:
@@ -136,7 +145,9 @@ class Handler(BaseHTTPRequestHandler):
         try:
             body = self._body()
         except ValueError as error:
-            self._answer(400, {"error": {"message": str(error), "type": "invalid_request_error", "code": 400}})
+            said = f"1 validation error: JSON decode error: {error}"
+            refusal = {"object": "error", "message": said, "type": "Bad Request", "param": None, "code": 400}
+            self._answer(400, refusal)
             return
         if not self._allowed(path):
             self._answer(401, {"error": "Unauthorized"})
@@ -161,7 +172,12 @@ class Handler(BaseHTTPRequestHandler):
         many = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], (str, list))
         if prompts in (None, "", []) or (many and body.get("stream")):
             message = "Either text, input_ids or input_embeds should be provided."
-            self._answer(400, {"error": {"message": message, "type": "invalid_request_error", "code": 400}})
+            self._answer(400, {"error": {"message": message}})
+            return
+        if body.get("return_logprob") and self.state.settings.block_size:
+            self._answer(
+                400, {"error": {"message": "DFLASH speculative decoding does not support return_logprob yet."}}
+            )
             return
         sampling = body.get("sampling_params") or {}
         limit = int(sampling.get("max_new_tokens") or 128)
@@ -183,10 +199,12 @@ class Handler(BaseHTTPRequestHandler):
         meta: dict[str, Any] = {
             "id": request.rid, "finish_reason": finish, "prompt_tokens": length_of(request.prompt),
             "weight_version": self.state.weight_version, "num_retractions": 0, "reasoning_tokens": 0,
-            "completion_tokens": len(request.tokens), "cached_tokens": 0,
-            "e2e_latency": time.monotonic() - request.started,
+            "completion_tokens": len(request.tokens), "cached_tokens": 0, "cached_tokens_details": None,
+            "dp_rank": None,
         }  # fmt: skip
-        if self.state.settings.block_size and request.rounds:
+        if finish is not None:
+            meta["e2e_latency"] = time.monotonic() - request.started
+        if finish is not None and self.state.settings.block_size and request.rounds:
             meta["spec_verify_ct"] = request.rounds
             meta["spec_accept_length"] = len(request.tokens) / request.rounds
         if body.get("return_logprob"):
@@ -201,9 +219,9 @@ class Handler(BaseHTTPRequestHandler):
         prompts = body.get("prompt")
         many = isinstance(prompts, list) and bool(prompts) and isinstance(prompts[0], (str, list))
         if prompts in (None, "", []):
-            self._answer(
-                400, {"object": "error", "message": "Prompt cannot be empty", "type": "BadRequestError", "code": 400}
-            )
+            said = "Prompt cannot be empty"
+            refusal = {"object": "error", "message": said, "type": "BadRequestError", "param": None, "code": 400}
+            self._answer(400, refusal)
             return
         limit = int(body.get("max_tokens") or 16)
         requests = [self._new(prompt, limit, None) for prompt in (prompts if many else [prompts])]
@@ -216,6 +234,7 @@ class Handler(BaseHTTPRequestHandler):
                 pass
         answer = self._openai(requests, None, body)
         answer["usage"] = self._usage(requests)
+        answer["metadata"] = {"weight_version": self.state.weight_version}
         self._answer(200, answer)
 
     def _openai(self, requests: list[Request], delta: str | None, body: dict[str, Any]) -> dict[str, Any]:
@@ -227,7 +246,7 @@ class Handler(BaseHTTPRequestHandler):
         return {
             "id": requests[0].rid, "object": "text_completion", "created": int(time.time()),
             "model": body.get("model") or self.state.settings.args["served_model_name"], "choices": choices,
-            "metadata": {"weight_version": self.state.weight_version},
+            "usage": None,
         }  # fmt: skip
 
     @staticmethod
@@ -244,11 +263,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         try:
-            for new in self.state.engine.decode(request):
-                self._event(json.dumps(chunk(request, new)))
-            self._event(json.dumps(chunk(request, [])))
+            for new in self.state.engine.decode(request, streamed=True):
+                self._event(dumps(chunk(request, new)))
             if usage:
-                self._event(json.dumps({"object": "text_completion", "choices": [], "usage": self._usage([request])}))
+                self._event(dumps({"object": "text_completion", "choices": [], "usage": self._usage([request])}))
             self._event("[DONE]")
             self.wfile.write(b"0\r\n\r\n")
         except (BrokenPipeError, ConnectionResetError):
