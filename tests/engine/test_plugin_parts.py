@@ -221,19 +221,19 @@ def test_a_head_that_cannot_draft_says_why(lm_head: Any, says: str) -> None:
         build_head(SimpleNamespace(lm_head=lm_head), block_size=4, children=2, capacity=1, tp_group=None)
 
 
-def test_reports_come_every_interval_and_from_a_copy() -> None:
+def test_reports_come_soon_then_every_interval_and_from_a_copy() -> None:
     from sglang_ddtree import metrics
 
     told: list[dict[str, Any]] = []
     counters = tuple(torch.zeros(n, dtype=torch.int64) for n in (4, 3, 3))
     reporter = metrics.Reporter(counters, metrics.tree_summary, 4, [told.append])
-    for _ in range(9):
+    for _ in range(17):
         counters[0].add_(torch.tensor([1, 16, 3, 1]))
         reporter.round_done()
-    assert [t["trees"] for t in told] == [4, 8]
+    assert [t["trees"] for t in told] == [1, 2, 4, 8, 12, 16]
     assert told[0]["nodes_per_tree"] == 16
     assert told[0]["off_spine_share"] == 0.3333
-    assert reporter.now()["trees"] == 9
+    assert reporter.now()["trees"] == 17
 
 
 def test_gauges_stand_beside_sglangs_own() -> None:

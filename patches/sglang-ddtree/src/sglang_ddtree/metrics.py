@@ -1,8 +1,8 @@
 """What the trees did: counters kept on the device, read off the hot path, shown in the log, in SGLang's metrics
 and on /server_info.
 
-Every `interval` rounds a copy of the counters starts on a stream of its own; the round that finds it finished
-reports it. No round waits. Accept length itself is SGLang's own metric (sglang:spec_accept_length), fed by the
+After rounds 1, 2, 4 and so on, and then every `interval` rounds, a copy of the counters starts on a stream of its own;
+the round that finds it finished reports it: /metrics has figures from the second round on. No round waits. Accept length itself is SGLang's own metric (sglang:spec_accept_length), fed by the
 result of each round.
 """
 
@@ -67,7 +67,9 @@ class Gauges:
 
 
 class Reporter:
-    """Copies counters to the host every `interval` rounds and hands the summary on when it has arrived."""
+    """Copies counters to the host every `interval` rounds, sooner at the start, and hands the summary on when it has
+    arrived.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Reporter:
         self._summarise = summarise
         self._interval = interval
         self._sinks = sinks
-        self._rounds = 0
+        self._rounds, self._due = 0, 1
         self._cuda = counters[0].is_cuda
         self._host = [
             torch.zeros_like(c, device="cpu").pin_memory() if self._cuda else torch.zeros_like(c) for c in counters
@@ -96,7 +98,8 @@ class Reporter:
             summary = self._summarise(*(h.tolist() for h in self._host))
             for sink in self._sinks:
                 sink(summary)
-        if self._rounds % self._interval == 0 and self._arrival is None:
+        if self._rounds >= self._due and self._arrival is None:
+            self._due = self._rounds + min(self._rounds, self._interval)
             self._start_copy()
 
     def _start_copy(self) -> None:
