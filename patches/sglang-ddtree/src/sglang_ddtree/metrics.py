@@ -2,8 +2,8 @@
 and on /server_info.
 
 After rounds 1, 2, 4 and so on, and then every `interval` rounds, a copy of the counters starts on a stream of its own;
-the round that finds it finished reports it: /metrics has figures from the second round on. No round waits. Accept length itself is SGLang's own metric (sglang:spec_accept_length), fed by the
-result of each round.
+the round that finds it finished reports it, so /metrics has figures from the second round on. No round waits. Accept
+length itself is SGLang's own metric (sglang:spec_accept_length), fed by the result of each round.
 """
 
 from __future__ import annotations
