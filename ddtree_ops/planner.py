@@ -6,7 +6,7 @@ the limits can be rendered explicitly instead of being left to heuristics that d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ddtree_ops.keeping import Dtypes, Kept, kept
@@ -26,6 +26,7 @@ PREFILL_CHUNK = ((20 * GIB, 2048), (35 * GIB, 2048), (60 * GIB, 4096), (160 * GI
 SLOTS_PER_REQUEST = {"off": 1, "no_buffer": 3, "extra_buffer": 5}
 """State slots of a request by the radix cache's strategy; the extra buffer's two are for the overlap scheduler."""
 CONV_DTYPE_BYTES = 2
+IMAGE_POOL_MIB = 1024
 POOLS = ("KV cache", "KV cache of the drafter")
 
 
@@ -33,6 +34,7 @@ POOLS = ("KV cache", "KV cache of the drafter")
 class Ask:
     """What should run on each GPU. ``budget`` is that of the widest tree in mode auto; ``weights`` are the bytes of the
     target and of the drafter, before splitting. ``states`` and ``dtypes`` unset: as the engine decides (``keeping``).
+    ``image_pool``: bytes that SGLang keeps on the first GPU for images and video (``image_pool``).
     """
 
     target: ModelShape
@@ -51,6 +53,7 @@ class Ask:
     slots_given: int | None = None
     mem_fraction: float | None = None
     tokens_given: int | None = None
+    image_pool: int = 0
     states: States | None = None
     dtypes: Dtypes | None = None
 
@@ -165,7 +168,20 @@ def plan_memory(ask: Ask) -> MemoryPlan:
         how = f"{_gib(ask.drafter_weights)} in its files / tp {ask.tp}"
         items.append(Item("drafter weights", ask.drafter_weights // ask.tp, how))
     items += _states(ask)
+    if ask.image_pool:
+        how = "SGLang's, on the first GPU; --mm-feature-transport cpu does without"
+        items.append(Item("pool for images", ask.image_pool, how))
     return MemoryPlan(ask, tuple(items), _reserve(ask), sum(_per_token(ask)))
+
+
+def image_pool(target: ModelShape, flags: Mapping[str, str], env: Mapping[str, str]) -> int:
+    """Bytes on the first GPU that SGLang 0.5.17 sets aside for images and video of a target that can see, unless told
+    otherwise (server_args.py, multimodal/processors/base_processor.py).
+    """
+    given, older = flags.get("--mm-feature-transport"), env.get("SGLANG_USE_CUDA_IPC_TRANSPORT")
+    by_gpu = given == "cuda_ipc" if given else older is None or older.lower() in ("true", "1", "yes", "y")
+    megabytes = env.get("SGLANG_MM_FEATURE_CACHE_MB", "")
+    return (int(megabytes) if megabytes.isdigit() else IMAGE_POOL_MIB) * MIB if target.sees and by_gpu else 0
 
 
 def _per_token(ask: Ask) -> tuple[int, ...]:

@@ -83,6 +83,11 @@ class ModelShape:
     auto_dtype: str
 
     @property
+    def sees(self) -> bool:
+        """Whether it takes images and video, and has weights for them."""
+        return "ConditionalGeneration" in self.architecture
+
+    @property
     def hybrid(self) -> bool:
         return self.recurrence is not None
 

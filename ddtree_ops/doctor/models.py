@@ -12,7 +12,7 @@ from ddtree_ops.facts.folders import ModelFolder
 from ddtree_ops.keeping import dtypes
 from ddtree_ops.model import HostSpec, Mode, Settings, most_nodes
 from ddtree_ops.pair import prove_pair
-from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, largest_budget, largest_running, plan_memory
+from ddtree_ops.planner import GIB, MIB, Ask, MemoryPlan, image_pool, largest_budget, largest_running, plan_memory
 from ddtree_ops.proofs import needs_proof, proven_by
 from ddtree_ops.render.argv import server_argv
 from ddtree_ops.shapes import DrafterShape, ModelShape, parse_drafter, parse_model
@@ -68,7 +68,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
     return plan_memory(
         Ask(
             target=model,
-            weights=folder.weights(vision="ConditionalGeneration" in model.architecture),
+            weights=folder.weights(vision=model.sees),
             gpu_bytes=min(card.memory_mib or 0 for card in cards) * MIB,
             mode=settings.mode,
             drafter=drafter,
@@ -79,6 +79,7 @@ def memory_plan(settings: Settings, machine: Machine) -> MemoryPlan | None:
             tp=max(1, len(settings.gpus)),
             mem_fraction=settings.mem_fraction_static,
             tokens_given=int(given) if (given := flags.get("--max-total-tokens", "")).isdigit() else None,
+            image_pool=image_pool(model, flags, settings.env),
             states=settings.states,
             dtypes=dtypes(model, flags, settings.env),
             state_dtype=flags.get("--mamba-ssm-dtype"),

@@ -13,6 +13,7 @@ from ddtree_ops.planner import (
     GIB,
     MIB,
     Ask,
+    image_pool,
     largest_budget,
     largest_context,
     largest_running,
@@ -135,6 +136,28 @@ def test_a_fraction_that_was_given_is_what_counts() -> None:
     plan = plan_memory(replace(ASK, mem_fraction=0.8))
     assert plan.mem_fraction == pytest.approx(0.8, abs=0.001)
     assert plan.left < plan_memory(ASK).left
+
+
+OLDER, SIZE = "SGLANG_USE_CUDA_IPC_TRANSPORT", "SGLANG_MM_FEATURE_CACHE_MB"
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "mib"),
+    [
+        ({}, {}, 1024),
+        ({}, {SIZE: "256"}, 256),
+        ({"--mm-feature-transport": "cpu"}, {}, 0),
+        ({"--mm-feature-transport": "cuda_ipc"}, {OLDER: "0"}, 1024),
+        ({}, {OLDER: "0"}, 0),
+        ({}, {OLDER: "True"}, 1024),
+    ],
+)
+def test_a_target_that_sees_has_a_pool_for_images(flags: dict[str, str], env: dict[str, str], mib: int) -> None:
+    seeing = replace(TARGET, architecture="Qwen3_5ForConditionalGeneration")
+    assert image_pool(seeing, flags, env) == mib * MIB
+    assert image_pool(TARGET, flags, env) == 0
+    ask = replace(ASK, image_pool=image_pool(seeing, flags, env))
+    assert plan_memory(ASK).left - plan_memory(ask).left == mib * MIB
 
 
 def test_limits_are_rendered_explicitly() -> None:
