@@ -50,6 +50,20 @@ class Case:
         return kept(asked, self.mode, self.target, budget, types)
 
     @property
+    def prefix_cache(self) -> str | None:
+        """The strategy by which recurrent states along tree paths are kept for later requests; None where none are."""
+        if not self.mode.verifies_trees or self.target is None or not self.target.hybrid:
+            return None
+        if "--disable-radix-cache" in self.flags:
+            return None
+        given = self.flag("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy") or "auto"
+        if given != "auto":
+            return given
+        # SGLang's _mamba_radix_cache_resolution, with pages of one token
+        linear = self.flag("--linear-attn-backend") or "triton"
+        return "extra_buffer" if linear == "triton" and "--disable-overlap-schedule" not in self.flags else "no_buffer"
+
+    @property
     def sm(self) -> int | None:
         return None if self.capability is None else self.capability[0] * 10 + self.capability[1]
 
@@ -184,12 +198,41 @@ def _tree_fa3(case: Case) -> str | None:
     return None
 
 
-def _tree_prefix_cache(case: Case) -> str | None:
-    if not case.mode.verifies_trees or case.target is None or not case.target.hybrid:
+# Whose recurrent states SGLang 0.5.17 keeps at places that it chooses: _MAMBA_EXTRA_BUFFER_ARCHS, which a test reads.
+KEEPS_STATES = frozenset(
+    {
+        "BailingMoeV2_5ForCausalLM",
+        "FalconH1ForCausalLM",
+        "GraniteMoeHybridForCausalLM",
+        "InternS2PreviewForConditionalGeneration",
+        "KimiK3ForConditionalGeneration",
+        "KimiLinearForCausalLM",
+        "MiniCPMV4_6ForConditionalGeneration",
+        "NemotronHForCausalLM",
+        "NemotronHPuzzleForCausalLM",
+        "Qwen3NextForCausalLM",
+        "Qwen3_5ForConditionalGeneration",
+        "Qwen3_5MoeForConditionalGeneration",
+    }
+)
+
+
+def prefix_cache_refusal(case: Case) -> str | None:
+    """What no proof admits; whether there is one for the rest is asked where a host's records are known (proofs.py)."""
+    strategy, off = case.prefix_cache, "add --disable-radix-cache"
+    if strategy is None or case.target is None:
         return None
-    if "--disable-radix-cache" in case.flags or "--speculative-ddtree-allow-hybrid-unsafe" in case.flags:
+    if case.target.architecture not in KEEPS_STATES:
+        return f"SGLang keeps no recurrent states for {case.target.architecture} that a hit could go on from: {off}"
+    if strategy == "no_buffer":
+        return f"strategy no_buffer keeps states past the end of a request: use extra_buffer and overlap, or {off}"
+    if "--speculative-ddtree-allow-hybrid-unsafe" in case.flags:
         return None
-    return "recurrent states kept along tree paths for the prefix cache are not proven: add --disable-radix-cache"
+    if "--enable-int8-mamba-checkpoint" in case.flags or "--enable-hierarchical-cache" in case.flags:
+        return f"states in the prefix cache are proven as computed, on the GPU: drop int8 and the hierarchy, or {off}"
+    if case.mode is Mode.AUTO:
+        return f"mode auto has not been proven with the prefix cache: use mode tree, or {off}"
+    return None
 
 
 def _records(case: Case) -> str | None:
@@ -234,7 +277,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         _ranks,
         _tree_attention,
         _tree_fa3,
-        _tree_prefix_cache,
+        prefix_cache_refusal,
         _records,
     )
 }

@@ -26,8 +26,13 @@ def needs_proof(case: Case) -> bool:
     return case.mode.verifies_trees and bool(engine_rules().needs_proof(hybrid, case.tp))
 
 
-def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Record]) -> str | None:
-    """The name of the record, shipped or on the host, that proves trees of ``budget`` nodes; None if there is none."""
+def proven_by(
+    case: Case, budget: int, driver: str | None, on_host: Sequence[Record], *, cached: bool = False
+) -> str | None:
+    """The name of the record, shipped or on the host, that proves trees of ``budget`` nodes; None if there is none.
+
+    ``cached``: with their states in the prefix cache, where the case has any there.
+    """
     rules, kept = engine_rules(), case.kept(budget).states
     hybrid = case.target is not None and case.target.hybrid
     wanted = rules.Combination(
@@ -41,6 +46,7 @@ def proven_by(case: Case, budget: int, driver: str | None, on_host: Sequence[Rec
         tp=case.tp,
         dense=not hybrid,
         auto=rules.auto_digest(states=kept) if case.mode is Mode.AUTO else None,
+        prefix_cache=case.prefix_cache if cached else None,
     )
     name: str | None = rules.judge(wanted, [*rules.shipped(), *on_host])[0]
     return name

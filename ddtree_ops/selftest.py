@@ -51,9 +51,10 @@ class Proof:
         what += f", {found['tp']} GPUs to a model" if found.get("tp", 1) > 1 else ""
         kept = f", states kept as {found['states']}" if "states" in found else ""
         auto = ", and mode auto" if "auto" in found else ""
-        return (
-            f"proven: {what}, trees up to {found['max_budget']} nodes{auto}{kept} ({found['suite']['seconds']:.0f} s)"
-        )
+        shown = found.get("prefix_cache", {}).items()
+        cached = "".join(f"; with the prefix cache ({name}) up to {widest} nodes" for name, widest in shown)
+        trees = f"trees up to {found['max_budget']} nodes{auto}{kept}{cached or '; not with the prefix cache'}"
+        return f"proven: {what}, {trees} ({found['suite']['seconds']:.0f} s)"
 
 
 def prove(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ddtree_ops.backends import Case, parse_capability, parse_flags, refusals
+from ddtree_ops.backends import Case, parse_capability, parse_flags, prefix_cache_refusal, refusals
 from ddtree_ops.doctor.catalogue import Finding, finding
 from ddtree_ops.doctor.machine import Machine
 from ddtree_ops.errors import RefusedError
@@ -112,12 +112,16 @@ def _backends(target: str, settings: Settings, machine: Machine, model: ModelSha
     if model is None or card is None or not needs_proof(case):
         return
     kinds = sorted({each.capability or "unknown" for each in cards})
-    if len(kinds) > 1 or not proven_by(case, settings.nodes, card.driver, machine.proofs):
-        several = f" with {case.tp} GPUs to a model" if case.tp > 1 else ""
-        admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
-        where = f"{card.name} (compute capability {' and '.join(kinds)}){several}"
-        states = f", {case.kept(settings.nodes).line}" if model.hybrid else ""
-        yield finding("unproven", target, f"{model.architecture} on {where}{states}{admitted}")
+    known = settings.nodes, card.driver, machine.proofs
+    trees = len(kinds) == 1 and proven_by(case, *known) is not None
+    if trees and (prefix_cache_refusal(case) or proven_by(case, *known, cached=True)):
+        return
+    several = f" with {case.tp} GPUs to a model" if case.tp > 1 else ""
+    admitted = ", admitted by the instance's settings" if settings.allow_hybrid_unsafe else ""
+    where = f"{card.name} (compute capability {' and '.join(kinds)}){several}"
+    states = f", {case.kept(settings.nodes).line}" if model.hybrid else ""
+    cache = ", with the prefix cache (without it, --disable-radix-cache, it is proven)" if trees else ""
+    yield finding("unproven", target, f"{model.architecture} on {where}{states}{cache}{admitted}")
 
 
 def _tree(target: str, settings: Settings, drafter: DrafterShape | None) -> Iterator[Finding]:

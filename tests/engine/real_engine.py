@@ -101,8 +101,9 @@ class Arm:
     """One server. kind: ar, dflash, linear, shadow-linear, tree or auto, which takes another of its widths or the
     chain every round; fault: one of sglang_on_cpu.FAULTS, put in.
 
-    graphs: the batches whose decode graphs are recorded; none means that rounds run without.
-    tp: ranks. saved: weights from a checkpoint, which ranks cut, instead of a draw in place, which they cannot share.
+    graphs: the batches whose decode graphs are recorded; none means that rounds run without. cached: with the prefix
+    cache. tp: ranks. saved: weights from a checkpoint, which ranks cut, instead of a draw in place, which they cannot
+    share.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Arm:
     saved: bool = False
     states: str | None = "snapshots"
     graphs: tuple[int, ...] = ()
+    cached: bool = False
 
     def argv(self, folder: Path) -> list[str]:
         """Arguments of sglang.launch_server; `folder` holds the models' configurations."""
@@ -140,7 +142,8 @@ class Arm:
         args += ["--cuda-graph-backend-prefill", "disabled"]
         args += ["--cuda-graph-backend-decode", "full" if self.graphs else "disabled"]
         args += ["--cuda-graph-bs-decode", *map(str, self.graphs)] if self.graphs else []
-        args += ["--disable-radix-cache", "--random-seed", "7", "--log-level", "warning"]
+        args += [] if self.cached else ["--disable-radix-cache"]
+        args += ["--random-seed", "7", "--log-level", "warning"]
         args += [] if self.overlap else ["--disable-overlap-schedule"]
         args += ["--max-running-requests", str(self.requests), "--max-total-tokens", "512", "--context-length", "128"]
         args += self.extra
@@ -169,6 +172,7 @@ class Arm:
             "late_seeds": self.seeded,
             "fault": self.fault,
             "tp": self.tp,
+            "extra_buffer": self.cached,
             "graphs": bool(self.graphs),
         }
 

@@ -49,6 +49,7 @@ def prepare() -> None:
     for name in STATE_SCATTERS:
         setattr(scatter, name, with_gpu_tensors(getattr(scatter, name)))
     admit_dflash()
+    admit_kept_states()
 
 
 def stand_in_for_the_device() -> None:
@@ -56,6 +57,8 @@ def stand_in_for_the_device() -> None:
     torch.Tensor.record_stream = lambda *_: None  # there are no streams to record
     for name in ("zeros", "empty"):
         setattr(torch, name, on_cpu(getattr(torch, name)))
+    torch.tensor = unpinned(torch.tensor)
+    torch.Tensor.pin_memory = lambda self, *_: self
 
 
 def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -63,6 +66,15 @@ def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
     def made(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
         return make(*args, device="cpu" if str(device).startswith("cuda") else device, **kwargs)
+
+    return made
+
+
+def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Memory is pinned for copies to a GPU, and torch refuses to where none is."""
+
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return make(*args, **{**kwargs, "pin_memory": False})
 
     return made
 
@@ -125,6 +137,22 @@ def admit_dflash() -> None:
             server_args.device = "cpu"
 
     speculative_hook._handle_dflash = handle
+
+
+def admit_kept_states() -> None:
+    """SGLang keeps recurrent states for a prefix cache on GPUs only; the kernels that do it are Triton's."""
+    from sglang.srt import server_args
+
+    original = server_args.ServerArgs._validate_mamba_extra_buffer
+
+    def validate(self: Any, *args: Any) -> None:
+        is_cuda, server_args.is_cuda = server_args.is_cuda, lambda: True
+        try:
+            original(self, *args)
+        finally:
+            server_args.is_cuda = is_cuda
+
+    server_args.ServerArgs._validate_mamba_extra_buffer = validate
 
 
 def commit_of_the_root() -> None:
@@ -211,11 +239,24 @@ def trees_replaced_after_capture() -> None:
     RecordsWorker.init_cuda_graphs = init_cuda_graphs
 
 
+def kept_behind_the_path() -> None:
+    """The state for the prefix cache is that behind the whole path, also where the path goes past its place."""
+    from sglang.srt.speculative import spec_utils
+
+    original = spec_utils._verify_commit_step_indices
+
+    def indices(**given: Any) -> tuple[Any, Any]:
+        last, steps = original(**given)
+        return last, None if steps is None else torch.where(steps >= 0, last, steps)
+
+    spec_utils._verify_commit_step_indices = indices
+
+
 FAULTS = {
     fault.__name__: fault
     for fault in (
         commit_of_the_root, rows_in_a_chain, keys_left_in_place, records_in_a_chain, records_of_the_widest,
-        trees_replaced_after_capture,
+        trees_replaced_after_capture, kept_behind_the_path,
     )
 }  # fmt: skip
 
@@ -230,6 +271,19 @@ def told_tokens(session: Any, *, asks: list[dict[str, Any]], answers: str, toget
     session.worker.informant.known = known
     found = tokens(session, asks=asks, together=together)
     return {**found, "overlap": bool(session.scheduler.enable_overlap), "replays": dict(graphs_on_cpu.REPLAYS)}
+
+
+def told_turns(session: Any, *, asks: list[dict[str, Any]], tail: list[int], answers: str) -> dict[str, Any]:
+    """`multi_turn` with a drafter that knows both turns of an arm that ran before."""
+    from sglang_ddtree.parity.jobs import multi_turn
+
+    lines = json.loads(Path(answers).read_text())["results"][0]["ids"]
+    known = {}
+    for ask, first, second in zip(asks, lines[: len(asks)], lines[len(asks) :], strict=True):
+        longer = [*ask["ids"], *first, *tail]
+        known |= {tuple(ask["ids"]): [*ask["ids"], *first], tuple(longer): [*longer, *second]}
+    session.worker.informant.known = known
+    return multi_turn(session, asks=asks, tail=tail)
 
 
 def timed_and_told_tokens(session: Any, **given: Any) -> dict[str, Any]:
@@ -256,7 +310,7 @@ def among_ranks(ranks: int) -> None:
 def arm(spec: str, out: str, rank: int = 0) -> int:
     from sglang_ddtree.parity import arm, jobs
 
-    jobs.JOBS |= {job.__name__: job for job in (told_tokens, timed_and_told_tokens)}
+    jobs.JOBS |= {job.__name__: job for job in (told_tokens, told_turns, timed_and_told_tokens)}
     given = json.loads(Path(spec).read_text())
     if given["fault"] is not None:
         FAULTS[given["fault"]]()

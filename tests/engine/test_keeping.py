@@ -83,8 +83,9 @@ def facts_of(folder: Path, chosen: dict[str, Any], dtype: str, monkeypatch: pyte
     monkeypatch.setattr(args, "drafter_block", lambda _args: 16)
     model = ModelConfig(str(folder), dtype=dtype)
     view = SimpleNamespace(
-        tp_size=1, base_gpu_id=0, gpu_id_step=1, decode_attention_backend=None, attention_backend="triton"
-    )
+        tp_size=1, base_gpu_id=0, gpu_id_step=1, decode_attention_backend=None, attention_backend="triton",
+        disable_radix_cache=True,
+    )  # fmt: skip
     monkeypatch.setenv(config.ENV, json.dumps(chosen))
     given, auto = args.choices.from_environment()
     return args.gather_facts(SimpleNamespace(get_model_config=lambda: model), view, given, auto)

@@ -63,15 +63,17 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
     asked: dict[str, Any] = {arm.name: line(arm) for arm in sections.gather(ALL) if not arm.extra_buffer}
     asked |= {name: (argv, False) for name, argv in bench_arms().items()}
-    asked |= {arm.name: line(selftest.with_weights(arm)) for arm in selftest.arms(FOLDER)}
+    pair = [selftest.with_weights(arm) for arm in selftest.arms(FOLDER)]
+    asked |= {arm.name: line(arm) for arm in pair if not arm.extra_buffer}
     shared = [
         *sections.gather(["hybrid/selftest", "dense/selftest"]),
-        *map(selftest.with_weights, selftest.arms(FOLDER)),
+        *pair,
     ]
-    asked |= {f"{a.name} on two": line(plan.spread(a, 2)) for a in shared if a.kind != "auto"}
+    two = [dataclasses.replace(plan.spread(a, 2), name=f"{a.name} on two") for a in shared if a.kind != "auto"]
+    asked |= {arm.name: line(arm) for arm in two if not arm.extra_buffer}
     asked |= {arm.name: line(arm) for arm in (*on_two_by_nccl(), *pair_two.arms(FOLDER))}
     # last, since the architecture stays listed
-    asked |= {arm.name: line(arm) for arm in sections.gather(ALL) if arm.extra_buffer}
+    asked |= {arm.name: line(arm) for arm in (*sections.gather(ALL), *pair, *two) if arm.extra_buffer}
     command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
     ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
                          env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
@@ -97,8 +99,10 @@ def test_arms_run_as_their_names_say(settled: dict[str, Any]) -> None:
         assert found["states"] == (
             ("records" if "@records" in arm.name else "snapshots") if arm.kind in ("tree", "auto") else None
         )
-    for name in ("ar-radix", "tree-radix", "tree-radix@records"):
-        radix = settled[f"hybrid/{name}"]
+    behaviour = ("hybrid/ar-radix", "hybrid/tree-radix", "hybrid/tree-radix@records")
+    for name in (*behaviour, "pair/ar-radix", "pair/tree-radix", "pair/tree-radix on two", "hybrid/tree-radix on two"):
+        radix = settled[name]
+        assert not radix["disable_radix_cache"]
         assert radix["uses_mamba_radix_cache"]
         assert radix["mamba_radix_cache_strategy"] == "extra_buffer"
 

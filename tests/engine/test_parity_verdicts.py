@@ -140,6 +140,56 @@ def test_what_a_job_was_to_meet_and_did_not_is_wrong() -> None:
     assert verdicts.job_failures(result([[1]], cached=[64, 0])) == [
         "job 0: request 1 found nothing in the prefix cache"
     ]
+    own = result([[1]], cached=[64, 0, 128], prompts=[63, 5, 128])
+    assert verdicts.job_failures(own) == [
+        "job 0: request 1 found nothing in the prefix cache",
+        "job 0: request 2 found no more than its first prompt in the prefix cache",
+    ]
+
+
+def turns(kind: str, ids: list[list[int]], **more: Any) -> dict[str, Any]:
+    """The answer of an arm with the prefix cache."""
+    counted = {"counters": {"counters": {"accepted_off_spine": 9, "nodes_per_tree": 16.0}}} if kind == "tree" else {}
+    found = result(ids, cached=[64], prompts=[20], rounds=[1], **counted)
+    return {**found, "prefix_cache": "extra_buffer", **more}
+
+
+@pytest.mark.parametrize("states", ["snapshots", "records"])
+def test_the_suite_proves_the_prefix_cache_by_what_its_servers_resolved(states: str) -> None:
+    from sglang_ddtree import args, proofs
+
+    arms = sections.parse("hybrid/selftest" if states == "snapshots" else "hybrid/selftest@records")
+    radix = [arm for arm in arms if arm.extra_buffer]
+    rest = [{"arm": arm.name, "wrong": []} for arm in arms if not arm.extra_buffer]
+    wanted = proofs.Combination(
+        "Qwen3_5ForCausalLM", "triton", args.compute_capability(), proofs.engine_digest(states=states),
+        proofs.running_driver(), 16, states, prefix_cache="extra_buffer",
+    )  # fmt: skip
+
+    def record(plain: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+        results = {radix[0].name: plain, radix[1].name: {"states": states, **tree}}
+        return suite.proof([*rest, *suite.judge(results, radix)], arms, "")
+
+    plain, tree = turns("ar", [[1, 2]]), {**turns("tree", [[1, 2]]), "states": states}
+    shown = record(plain, tree)
+    assert shown["prefix_cache"] == {"extra_buffer": 16}
+    assert proofs.reject(shown, wanted) is None
+    assert "nodes, not 17" in (proofs.reject(shown, dataclasses.replace(wanted, budget=17)) or "")
+    for wrong in (
+        {**tree, "results": [{**tree["results"][0], "ids": [[1, 3]]}]},
+        {**tree, "results": [{**tree["results"][0], "cached": [0]}]},
+        {**tree, "results": [{**tree["results"][0], "counters": {}}]},
+        {**tree, "prefix_cache": None},
+        {"ok": False, "error": "Boom"},
+    ):
+        silent = record(plain, wrong)
+        assert silent["passed"]
+        assert "prefix_cache" not in silent
+        assert proofs.reject(silent, dataclasses.replace(wanted, prefix_cache=None)) is None
+        assert proofs.reject(silent, wanted) == "is about trees without the prefix cache"
+    silent = record({"ok": False, "error": "Boom"}, tree)
+    assert "prefix_cache" not in silent
+    assert radix[1].name in silent["suite"]["wrong"]
 
 
 def test_an_arm_that_time_did_not_allow_is_told_from_a_wrong_one() -> None:

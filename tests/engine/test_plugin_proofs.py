@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 from sglang_ddtree import proofs
+from sglang_ddtree.parity import suite
 from sglang_ddtree.proofs import Combination
+
+ROOT = Path(__file__).parents[2]
 
 WANTED = Combination("Qwen3_5ForCausalLM", "triton", "12.0", "e" * 64, "580.1", 32)
 RECORD = {"schema": 1, "engine": "e" * 64, "architecture": "Qwen3_5ForCausalLM", "backend": "triton",
@@ -215,6 +218,36 @@ def test_a_proof_holds_for_the_way_states_are_kept_alone() -> None:
         assert "states kept as" in (proofs.reject(record, wanted) or "")
 
 
+CACHED = {**RECORD, "prefix_cache": {"extra_buffer": 32}}
+
+
+def test_a_proof_holds_for_the_prefix_cache_only_where_it_says_so() -> None:
+    wanted = dataclasses.replace(WANTED, prefix_cache="extra_buffer")
+    assert proofs.reject(RECORD, wanted) == "is about trees without the prefix cache"
+    assert proofs.reject(CACHED, wanted) is None
+    assert proofs.reject(CACHED, WANTED) is None  # it proves trees without it as well
+    other = proofs.reject(CACHED, dataclasses.replace(wanted, prefix_cache="no_buffer"))
+    assert other == "is about the prefix cache with {'extra_buffer': 32}, not with 'no_buffer'"
+    wide = dataclasses.replace(wanted, budget=33)
+    assert proofs.reject(CACHED, wide) == "covers the prefix cache under trees of up to 32 nodes, not 33"
+    assert proofs.reject(CACHED, dataclasses.replace(wide, prefix_cache=None)) is None
+    vision = dataclasses.replace(wanted, architecture="Qwen3_5ForConditionalGeneration")
+    assert proofs.reject(CACHED, vision) is None
+
+
+@pytest.mark.parametrize("said", [{}, [], "extra_buffer", ["extra_buffer"], {"extra_buffer": None}])
+def test_a_record_that_says_it_in_another_form_proves_nothing_of_the_prefix_cache(said: Any) -> None:
+    wanted = dataclasses.replace(WANTED, prefix_cache="extra_buffer")
+    assert "is about the prefix cache with" in (proofs.reject({**RECORD, "prefix_cache": said}, wanted) or "")
+
+
+def test_no_record_is_about_mode_auto_with_the_prefix_cache() -> None:
+    both = {**CACHED, "auto": "a" * 64}
+    wanted = dataclasses.replace(WANTED, auto="a" * 64)
+    assert proofs.reject(both, wanted) is None
+    assert "runs together" in (proofs.reject(both, dataclasses.replace(wanted, prefix_cache="extra_buffer")) or "")
+
+
 def test_a_shipped_record_vouches_for_the_sources_it_ships_with() -> None:
     """A stale one would admit nothing here and yet look like a promise to whoever plans a deploy."""
     for _name, record in proofs.shipped():
@@ -222,4 +255,25 @@ def test_a_shipped_record_vouches_for_the_sources_it_ships_with() -> None:
         assert record["engine"] == proofs.engine_digest(
             states=record.get("states", "snapshots"), tp=record.get("tp", 1)
         )
-        assert record["suite"]["results"].startswith("benchmarks/results/")
+        kept = json.loads((ROOT / record["suite"]["results"]).read_text())
+        said = {name: value for name, value in record.items() if name not in ("suite", "prefix_cache")}
+        assert {name: kept.get(name) for name in said} == said
+        assert record["suite"]["driver"] == kept["driver"]
+
+
+def test_a_shipped_record_says_of_the_prefix_cache_what_arms_showed() -> None:
+    """Its own, or others of the suite with the same sources, GPU and driver, whose rows are kept."""
+    results = json.loads((ROOT / "benchmarks/results/gpu.json").read_text())
+    for _name, record in proofs.shipped():
+        own = json.loads((ROOT / record["suite"]["results"]).read_text())
+        if own.get("prefix_cache") == record["prefix_cache"]:
+            continue
+        shown = record["suite"]["prefix_cache"]
+        stage = results["stages"][shown["stage"]]
+        assert stage["commit"] == shown["commit"]
+        rows = [row for row in stage["result"] if row["arm"] in shown["arms"]]
+        assert [row["kind"] for row in rows] == ["ar", "tree"]
+        assert all(suite.about_prefix_cache(row) for row in rows)
+        assert rows[1]["states"] == record["states"]
+        served = [{**row, "prefix_cache": "extra_buffer"} for row in rows]  # these arms' only strategy
+        assert suite.prefix_cache_key(served) == {"prefix_cache": record["prefix_cache"]}

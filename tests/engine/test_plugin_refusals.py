@@ -13,6 +13,8 @@ from sglang_ddtree.refusals import Facts
 
 DENSE = Facts(architecture="Qwen3ForCausalLM", drafter_block=16, capability="9.0")
 HYBRID = Facts("Qwen3_5ForCausalLM", hybrid="gdn", drafter_block=16, capability="9.0", proof="record.json")
+CACHED = dataclasses.replace(HYBRID, prefix_cache="extra_buffer", cache_proof="record.json")
+UNSAFE = "--speculative-ddtree-allow-hybrid-unsafe"
 
 
 def args(**changes: Any) -> Any:
@@ -28,6 +30,7 @@ def args(**changes: Any) -> Any:
         "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0,
         "disable_radix_cache": True, "uses_mamba_radix_cache": True, "enable_deterministic_inference": False,
         "enable_unified_memory": False, "enable_page_major_kv_layout": False, "enable_hisparse": False,
+        "enable_int8_mamba_checkpoint": False, "enable_hierarchical_cache": False,
     }  # fmt: skip
     unknown = set(changes) - set(base)
     assert not unknown, f"no rule reads {unknown}"
@@ -120,11 +123,43 @@ def test_prefix_caches_that_would_continue_from_a_wrong_state() -> None:
     assert "in plain decoding too" in reason
     (reason,) = reasons("tree", HYBRID, unsafe, mamba_radix_cache_strategy="no_buffer", **cached)
     assert "extra_buffer" in reason
-    (reason,) = reasons("tree", HYBRID, **cached)
-    assert "--speculative-ddtree-allow-hybrid-unsafe" in reason
+    for facts in (HYBRID, CACHED):  # whatever is proven
+        assert reasons("tree", facts, mamba_radix_cache_strategy="no_buffer", **cached) == [reason]
+        (lazy,) = reasons("tree", facts, unsafe, mamba_radix_cache_strategy="extra_buffer_lazy", **cached)
+        assert "set --mamba-radix-cache-strategy extra_buffer" in lazy
+        assert "in plain decoding too" in reasons("tree", facts, uses_mamba_radix_cache=False, **cached)[0]
     assert reasons("tree", HYBRID, unsafe, **cached) == []
     assert reasons("tree", DENSE, **cached) == []
     assert reasons("shadow-linear", HYBRID, **cached) == []
+
+
+def test_the_prefix_cache_is_admitted_where_a_record_says_so() -> None:
+    cached = {"disable_radix_cache": False}
+    assert reasons("tree", CACHED, **cached) == []
+    why = "a.json is about trees without the prefix cache"
+    unproven = dataclasses.replace(CACHED, cache_proof=None, cache_reasons=(why,))
+    (reason,) = reasons("tree", unproven, **cached)
+    for part in (why, "9.0", "self-test on this host with --states snapshots,", "--disable-radix-cache", UNSAFE):
+        assert part in reason
+    kept = {"states": "records", "heads": (128, 128), "activation": "silu"}
+    (reason,) = reasons("tree", dataclasses.replace(unproven, tp=2, **kept), tp_size=2, **cached)
+    assert "self-test on this host with --tp 2," in reason
+    (reason,) = reasons("tree", dataclasses.replace(unproven, auto=True), **cached)
+    assert "use --speculative-ddtree-mode tree, set --disable-radix-cache" in reason
+    assert "self-test" not in reason
+    found = reasons("tree", dataclasses.replace(unproven, proof=None, proof_reasons=("b.json did not pass",)), **cached)
+    assert len(found) == 2
+    assert sum("b.json" in reason for reason in found) == 1
+    assert why not in "".join(found)
+
+
+@pytest.mark.parametrize("flag", ["enable_int8_mamba_checkpoint", "enable_hierarchical_cache"])
+def test_a_proof_is_about_states_as_computed_on_the_gpu(flag: str) -> None:
+    given = {"disable_radix_cache": False, flag: True}
+    (reason,) = reasons("tree", CACHED, **given)
+    assert f"--{flag.replace('_', '-')}" in reason
+    assert reasons("tree", CACHED, {"allow_hybrid_unsafe": True}, **given) == []
+    assert reasons("tree", CACHED, **{**given, "disable_radix_cache": True}) == []
 
 
 def test_an_unproven_hybrid_names_the_self_test_and_the_flag() -> None:

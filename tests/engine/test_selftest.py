@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cpu_pair import FOLDER, tokenizer
 from sglang_ddtree import proofs, selftest
-from sglang_ddtree.parity import suite
+from sglang_ddtree.parity import plan, sections, suite
 
 ROWS = [
     {"arm": "pair/ar", "kind": "ar", "dtype": "float32", "wrong": [], "off_spine": None, "start_s": 20.0},
@@ -81,14 +81,86 @@ def test_a_wrong_change_of_widths_is_no_proof_of_auto_and_takes_none_from_trees(
     assert not broken["passed"]
 
 
-def test_arms_of_changing_widths_run_last_and_with_snapshots_only(
+CACHE_ROWS = [
+    {"arm": "pair/ar-radix", "kind": "ar", "budget": 64, "dtype": "float32", "wrong": [],
+     "prefix_cache": "extra_buffer"},
+    {"arm": "pair/tree-radix", "kind": "tree", "budget": 64, "dtype": "float32", "wrong": [], "off_spine": 7,
+     "prefix_cache": "extra_buffer"},
+]  # fmt: skip
+
+
+def test_arms_with_the_prefix_cache_prove_it_beside_the_rest() -> None:
+    proof = selftest.record([*ROWS, *AUTO_ROWS, *CACHE_ROWS], "12.0", 98.0, 0.0)
+    assert proof["prefix_cache"] == {"extra_buffer": 64}
+    assert [row.get("prefix_cache") for row in proof["suite"]["rows"]][-2:] == ["extra_buffer"] * 2
+    wanted = proofs.Combination(
+        "Qwen3_5ForConditionalGeneration", "triton", "12.0", proofs.engine_digest(), proofs.running_driver(), 64,
+        prefix_cache="extra_buffer",
+    )  # fmt: skip
+    assert proofs.judge(wanted, [("r", proof)])[0] == "r"
+    assert "prefix_cache" not in selftest.record([*ROWS, *AUTO_ROWS], "12.0", 98.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        (0, {"wrong": ["request 0 found nothing in the prefix cache"]}),
+        (1, {"wrong": ["job 0 request 4 differs at token 3 of 150/150"]}),
+        (1, {"off_spine": 0}),
+        (1, {"prefix_cache": None}),
+    ],
+)
+def test_a_wrong_turn_with_the_prefix_cache_is_no_proof_of_it_and_takes_none_from_trees(
+    place: int, change: dict[str, Any]
+) -> None:
+    rows = [{**row, **change} if number == place else row for number, row in enumerate(CACHE_ROWS)]
+    proof = selftest.record([*ROWS, *AUTO_ROWS, *rows], "12.0", 98.0, 0.0)
+    assert proof["passed"]
+    assert "auto" in proof
+    assert "prefix_cache" not in proof
+    alone = selftest.record([*changed(1, off_spine=0), *CACHE_ROWS], "12.0", 98.0, 0.0)
+    assert not alone["passed"]  # side branches in these arms say nothing of trees without the cache
+
+
+def test_second_turns_go_on_from_states_that_trees_have_left() -> None:
+    plain, tree = selftest.arms(FOLDER)[-2:]
+    assert (plain.name, tree.name) == ("pair/ar-radix", "pair/tree-radix")
+    assert sections.reference_of(tree) == plain.name
+    assert plan.common_jobs(plain, tree) == [0]
+    assert tree.extra_buffer
+    argv = tree.argv(Path("/models"))
+    interval = int(argv[len(argv) - argv[::-1].index("--mamba-track-interval")])
+    assert interval == selftest.TRACK_INTERVAL > tree.budget == max(selftest.BUDGETS)
+    assert "--disable-radix-cache" not in argv
+    for ask in tree.jobs[0]["asks"]:
+        crossed = len(ask["ids"]) + ask["params"]["max_new_tokens"] - 16  # the last round may not count
+        assert len(ask["ids"]) < interval < crossed < 2 * interval
+
+
+def test_a_wrong_token_with_the_prefix_cache_is_shown_as_wrong(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [*ROWS, *AUTO_ROWS, CACHE_ROWS[0], {**CACHE_ROWS[1], "wrong": ["job 0 request 4 differs at token 3"]}]
+    monkeypatch.setattr("sglang_ddtree.args.compute_capability", lambda _gpus: "12.0")
+    monkeypatch.setattr(selftest, "gpu_count", lambda: 1)
+    monkeypatch.setattr(selftest, "run", lambda *_: rows)
+    assert selftest.main(["--pair", str(FOLDER), "--proofs-dir", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "the prefix cache unproven: pair/tree-radix: job 0 request 4 differs at token 3" in said
+    assert "WRONG: job 0 request 4" in said
+    (record,) = (json.loads(path.read_text()) for path in tmp_path.glob("*.json"))
+    assert record["passed"]
+    assert "prefix_cache" not in record
+
+
+def test_arms_of_changing_widths_run_late_and_with_snapshots_only(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = selftest.arms(FOLDER)
-    assert [arm.name for arm in found if arm.kind == "auto"] == [arm.name for arm in found[-2:]]
-    argv = found[-1].argv(Path("/models"))
+    assert [arm.name for arm in found if arm.kind == "auto"] == [arm.name for arm in found[-4:-2]]
+    argv = found[-3].argv(Path("/models"))
     assert argv[argv.index("--speculative-ddtree-widths") + 1] == "4,16,64"
-    assert dict(found[-1].spec(Path("/models"), Path("/lock"))["environ"])["SGLANG_DDTREE_CONFIG"]
+    assert dict(found[-3].spec(Path("/models"), Path("/lock"))["environ"])["SGLANG_DDTREE_CONFIG"]
     asked: list[str] = []
 
     def run_arms(arms: list[Any], *_: Any, **__: Any) -> dict[str, Any]:

@@ -385,6 +385,53 @@ def test_unproven_trees() -> None:
     )[0].seen  # fmt: skip
 
 
+def whose_states_are_kept(*records: dict[str, Any]) -> dict[str, Any]:
+    """A host whose target is the wrapper, for which SGLang keeps states, with these records."""
+    raw, model = healthy(), json.loads(config("shape-27b"))
+    raw["models"][MODEL]["config"] = json.dumps({**model, "architectures": ["Qwen3_5ForConditionalGeneration"]})
+    raw["proofs"] = {f"{number}.json": record for number, record in enumerate(records)}
+    return raw
+
+
+def test_the_prefix_cache_is_proven_where_a_record_says_so() -> None:
+    cached, without = settings(extra_args=()), whose_states_are_kept(proof())
+    (unproven,) = found(without, cached)
+    assert unproven.check.id == "unproven"
+    assert "with the prefix cache (without it, --disable-radix-cache, it is proven)" in unproven.seen
+    assert found(without) == []
+    with_it = whose_states_are_kept(proof(prefix_cache={"extra_buffer": 16}))
+    assert found(with_it, cached) == []
+    assert ids(found(with_it, settings(extra_args=(), budget=17))) == ["unproven"]
+    (unproven,) = found(whose_states_are_kept(), cached)
+    assert "prefix cache" not in unproven.seen  # nothing is proven
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mode": Mode.AUTO, "widths": (16,)}, "use mode tree, or add --disable-radix-cache"),
+        ({"extra_args": ("--disable-overlap-schedule",)}, "no_buffer"),
+        ({"extra_args": ("--mamba-radix-cache-strategy", "no_buffer")}, "no_buffer"),
+        ({"extra_args": ("--enable-int8-mamba-checkpoint",)}, "drop int8"),
+        ({"extra_args": ("--mamba-radix-cache-strategy", "extra_buffer_lazy")}, "does not plan lazy"),
+    ],
+)
+def test_what_no_record_admits_with_the_prefix_cache(change: dict[str, Any], says: str) -> None:
+    auto = engine_rules().auto_digest(states="records")
+    raw = whose_states_are_kept(proof(prefix_cache={"extra_buffer": 64}, auto=auto))
+    (wrong,) = [each for each in found(raw, settings(**{"extra_args": (), **change})) if each.check.id == "backend"]
+    assert says in wrong.seen
+    assert "unproven" not in ids(found(raw, settings(**{"extra_args": (), **change, "mode": Mode.LINEAR})))
+
+
+def test_sglang_keeps_no_states_for_the_text_model() -> None:
+    raw, model = healthy(), json.loads(config("shape-27b"))
+    raw["proofs"] = {"a.json": proof(prefix_cache={"extra_buffer": 64})}
+    raw["models"][MODEL]["config"] = json.dumps({**model, "architectures": ["Qwen3_5ForCausalLM"]})
+    (wrong,) = found(raw, settings(extra_args=(), allow_hybrid_unsafe=True, unsafe_reason="a trial"))
+    assert "keeps no recurrent states for Qwen3_5ForCausalLM" in wrong.seen
+
+
 def test_a_model_on_two_gpus_is_proven_by_a_record_of_two() -> None:
     raw, shared = healthy(), settings(gpus=(0, 1), max_running_requests=1)
     raw["proofs"] = {"one.json": proof()}

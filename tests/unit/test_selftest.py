@@ -89,7 +89,10 @@ def run(remote: FakeRemote, *gpus: Gpu, settings: Settings = SETTINGS) -> Any:
 def test_a_pass_is_a_proof_and_the_pair_travels_once() -> None:
     remote = FakeRemote()
     proof = run(remote)
-    assert proof.line == "proven: Qwen3_5ForCausalLM on triton, compute capability 12.0, trees up to 64 nodes (101 s)"
+    assert proof.line == (
+        "proven: Qwen3_5ForCausalLM on triton, compute capability 12.0, trees up to 64 nodes; not with the prefix "
+        "cache (101 s)"
+    )
     argv = next(argv for argv in remote.ran if argv[0] == "env")
     assert "CUDA_VISIBLE_DEVICES=3,4" in argv, "what shares a model is proven sharing one"
     assert f"PYTHONPATH={HOST.root}/engines/{'e' * 12}/site" in argv
@@ -173,7 +176,9 @@ def test_one_gpu_is_proven_by_itself_and_more_than_the_pair_has_heads_for_is_ref
 
 
 def test_a_proof_of_several_gpus_says_so() -> None:
-    assert "up to 64 nodes, and mode auto (" in run(FakeRemote(record={**RECORD, "auto": "a" * 64})).line
+    assert "up to 64 nodes, and mode auto; not with the" in run(FakeRemote(record={**RECORD, "auto": "a" * 64})).line
+    cached = run(FakeRemote(record={**RECORD, "prefix_cache": {"extra_buffer": 16}})).line
+    assert "up to 64 nodes; with the prefix cache (extra_buffer) up to 16 nodes (" in cached
     assert "capability 12.0, 2 GPUs to a model, trees up to 64" in run(FakeRemote(record={**RECORD, "tp": 2})).line
 
 

@@ -183,9 +183,8 @@ def resolved_of(config: DDTreeConfig, auto: AutoConfig | None, block: int, facts
 def verdict(config: DDTreeConfig, facts: refusals.Facts) -> str:
     if config.mode != "tree" or not proofs.needs_proof(bool(facts.hybrid), facts.tp):
         return ""
-    return (
-        f"proven by {facts.proof}" if facts.proof else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
-    )
+    proof = facts.proof if facts.prefix_cache is None else facts.cache_proof
+    return f"proven by {proof}" if proof else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
 
 
 def gather_facts(server_args: Any, view: Any, config: DDTreeConfig, auto: AutoConfig | None = None) -> refusals.Facts:
@@ -223,7 +222,7 @@ def kept_states(config: DDTreeConfig, facts: refusals.Facts) -> tuple[str, str]:
 
 
 def with_proof(facts: refusals.Facts, view: Any, config: DDTreeConfig, auto: AutoConfig | None) -> refusals.Facts:
-    """The facts with the record that proves this tree, or why none does."""
+    """The facts with the records that prove this tree, without and with the prefix cache, or why none does."""
     if not proofs.needs_proof(bool(facts.hybrid), facts.tp):
         return facts
     wanted = proofs.Combination(
@@ -239,7 +238,19 @@ def with_proof(facts: refusals.Facts, view: Any, config: DDTreeConfig, auto: Aut
         dense=not facts.hybrid,
     )
     proof, why = find_proof(config, wanted)
-    return dataclasses.replace(facts, proof=proof, proof_reasons=tuple(why))
+    facts = dataclasses.replace(facts, auto=auto is not None, proof=proof, proof_reasons=tuple(why))
+    strategy = cache_strategy(view, facts)
+    if strategy is None:
+        return facts
+    proof, why = find_proof(config, dataclasses.replace(wanted, prefix_cache=strategy))
+    return dataclasses.replace(facts, prefix_cache=strategy, cache_proof=proof, cache_reasons=tuple(why))
+
+
+def cache_strategy(view: Any, facts: refusals.Facts) -> str | None:
+    """How SGLang keeps recurrent states for later requests; None where it keeps none."""
+    if not facts.hybrid or view.disable_radix_cache or not view.uses_mamba_radix_cache:
+        return None
+    return str(view.mamba_radix_cache_strategy)
 
 
 def recurrent_layers(model: Any) -> dict[str, Any]:

@@ -13,7 +13,9 @@ file:
 `driver` may be absent; where it stands it must be the running one, since a driver carries the compiler of the kernels.
 `states` says how recurrent states were kept; absent, it means snapshots. `tp` is the number of GPUs that share a model;
 absent, it means one. In mode auto the width changes between rounds, and a record holds there only if it has
-`"auto": "<auto_digest()>"` as well.
+`"auto": "<auto_digest()>"` as well. With the prefix cache on, states along the paths of trees are kept for later
+requests, and a record holds there only if it has `"prefix_cache": {"extra_buffer": 64}`: by SGLang's strategy, the
+widest tree whose states went through the cache and were right. No record is about both.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Combination:
     """What a proof is about. budget: nodes of the tree, since wider trees use other tile shapes. states: snapshots or
     records (see states.py). tp: GPUs that share the model. `engine` is the digest for the two. auto: `auto_digest()` in
     mode auto, whose budget is the widest, else None; a record that names none is about trees of one width. dense: no
-    recurrent states, so that of a proof only the ranks matter, and any architecture's will do.
+    recurrent states, so that of a proof only the ranks matter, and any architecture's will do. prefix_cache: the
+    strategy by which recurrent states are kept for later requests, None where none are.
     """
 
     architecture: str
@@ -92,6 +95,7 @@ class Combination:
     tp: int = 1
     auto: str | None = None
     dense: bool = False
+    prefix_cache: str | None = None
 
     def label(self) -> str:
         several = f", {self.tp} GPUs" if self.tp > 1 else ""
@@ -155,6 +159,20 @@ def reject(record: Any, wanted: Combination) -> str | None:
         return "is about trees of one width, not about mode auto, which changes it"
     if wanted.auto is not None and record["auto"] != wanted.auto:
         return f"is about auto {record['auto']!r}, not {wanted.auto!r}"
+    return None if wanted.prefix_cache is None else _reject_cache(record.get("prefix_cache"), wanted)
+
+
+def _reject_cache(shown: Any, wanted: Combination) -> str | None:
+    """The same for what a record says of the prefix cache."""
+    if wanted.auto is not None:
+        return "is not about mode auto with the prefix cache, which no arm of the suite runs together"
+    if shown is None:
+        return "is about trees without the prefix cache"
+    widest = shown.get(wanted.prefix_cache) if isinstance(shown, dict) else None
+    if not isinstance(widest, int):
+        return f"is about the prefix cache with {shown!r}, not with {wanted.prefix_cache!r}"
+    if widest < wanted.budget:
+        return f"covers the prefix cache under trees of up to {widest} nodes, not {wanted.budget}"
     return None
 
 

@@ -31,6 +31,10 @@ class Facts:
     capability: str = ""
     proof: str | None = None
     proof_reasons: tuple[str, ...] = ()
+    auto: bool = False  # mode auto, whose config is that of its widest tree
+    prefix_cache: str | None = None  # the strategy by which recurrent states are kept for later requests, if any are
+    cache_proof: str | None = None  # as proof and its reasons, with the prefix cache
+    cache_reasons: tuple[str, ...] = ()
     states: str = states.SNAPSHOTS
     states_why: str = ""  # why it is snapshots, though nobody asked for them and trees have states to keep
     tp: int = 1
@@ -146,12 +150,33 @@ def _prefix_cache(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
             "strategy no_buffer caches the state behind the last accepted token, which lies past the end of a request "
             "that ends inside a path; set --mamba-radix-cache-strategy extra_buffer or --disable-radix-cache"
         )
-    if not config.allow_hybrid_unsafe:
+    if config.allow_hybrid_unsafe:
+        return None
+    if args.enable_int8_mamba_checkpoint or args.enable_hierarchical_cache:
         return (
-            "states kept along tree paths for the prefix cache have not been proven; set --disable-radix-cache, or "
-            "admit them with --speculative-ddtree-allow-hybrid-unsafe"
+            "states in the prefix cache are proven as the target computes them, on the GPU; drop "
+            "--enable-int8-mamba-checkpoint and --enable-hierarchical-cache, or set --disable-radix-cache"
         )
-    return None
+    return _unproven_cache(args, config, facts)
+
+
+def _unproven_cache(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
+    if facts.cache_proof is not None:
+        return None
+    seen = "; ".join(facts.cache_reasons) or f"there is no record in {config.proofs_dir}"
+    seen = f" ({seen})" if facts.proof is not None else ""  # else _proven says what the records are about
+    change = "use --speculative-ddtree-mode tree" if facts.auto else f"run {_selftest(args, facts)}"
+    return (
+        f"nobody has proven states along tree paths in the prefix cache on compute capability {facts.capability}{seen};"
+        f" {change}, set --disable-radix-cache, or admit them unproven with --speculative-ddtree-allow-hybrid-unsafe"
+    )
+
+
+def _selftest(args: Any, facts: Facts) -> str:
+    """The self-test that would prove this combination, in words."""
+    flags = [*([f"--states {facts.states}"] if facts.states != states.RECORDS else []),
+             *([f"--tp {args.tp_size}"] if args.tp_size > 1 else [])]  # fmt: skip
+    return "the self-test on this host" + (f" with {' '.join(flags)}" if flags else "")
 
 
 def records_gap(config: DDTreeConfig, facts: Facts) -> keeping.Gap | None:
@@ -183,12 +208,9 @@ def _proven(args: Any, config: DDTreeConfig, facts: Facts) -> str | None:
     what = "is a hybrid target" if facts.hybrid else f"is to run on {args.tp_size} GPUs"
     about = f"tree states, kept as {facts.states}," if facts.hybrid else "ranks to stay together"
     where = f"compute capability {facts.capability}" + (f" with {args.tp_size} GPUs" if several else "")
-    flags = [*([f"--states {facts.states}"] if facts.states != states.RECORDS else []),
-             *([f"--tp {args.tp_size}"] if several else [])]  # fmt: skip
-    how = f" with {' '.join(flags)}" if flags else ""
     return (
-        f"{facts.architecture} {what} and nobody has proven this engine's {about} on {where} ({seen}). Run the "
-        f"self-test on this host{how}, "
+        f"{facts.architecture} {what} and nobody has proven this engine's {about} on {where} ({seen}). Run "
+        f"{_selftest(args, facts)}, "
         f"{'set --tensor-parallel-size 1, ' if several and not facts.hybrid else ''}or admit it unproven with "
         f"--speculative-ddtree-allow-hybrid-unsafe"
     )

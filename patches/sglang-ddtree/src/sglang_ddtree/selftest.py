@@ -7,6 +7,8 @@ when it decides whether a hybrid target may be verified in trees here (see :mod:
 * nodes beside the drafter's top-1 chain were accepted on the way, else chains alone would have been tested;
 * every node's law in a tree is that of plain decoding over the node's own path;
 * the same where the width changes every round, or else the record is silent about mode auto;
+* a second turn that goes on from a state the prefix cache kept on a tree's path gets plain decoding's tokens, or else
+  the record is silent about the prefix cache;
 * after each job the memory pools are back where they were;
 * with `--tp 2`, both ranks had the same trees, targets, walks and slots in every round, and gave one GPU's tokens.
 
@@ -36,6 +38,11 @@ BACKEND = "triton"
 BUDGETS = (4, 16, 32, 64)
 ORACLE_BUDGETS = (16, 32)
 AUTO_WIDTHS = (4, 16, 64)
+# Tokens between states for the prefix cache: SGLang wants no fewer than a tree has rows. No first prompt is as long,
+# and every first answer goes past it, so what a second turn finds there was kept while trees were verified.
+TRACK_INTERVAL = 128
+TURNS = 3
+TURN_TOKENS = 150
 ORACLE_ROUNDS = 6  # every node of these is asked about by itself, over the whole vocabulary
 NEW_TOKENS = 96
 LIMIT_S = 240.0
@@ -60,20 +67,32 @@ def token_jobs(pair: Path) -> tuple[dict[str, Any], ...]:
 
 
 def arms(pair: Path) -> list[Arm]:
-    """Plain decoding, DFLASH, linear, a tree of each budget, and the arms whose every node is looked at."""
+    """Plain decoding, DFLASH, linear, a tree of each budget, and the arms whose every node is looked at; then those
+    that only decide about mode auto and about the prefix cache.
+    """
     jobs = token_jobs(pair)
     cells = [("ar", 16), ("dflash", 16), ("linear", 16), *(("tree", budget) for budget in BUDGETS)]
     found = [arm(pair, f"{kind}-{b}" if kind == "tree" else kind, kind, jobs, b) for kind, b in cells]
     record = ({"job": "record_trees", "rounds": ORACLE_ROUNDS, "asks": requests(pair)[:2]},)
     eager = ("--disable-overlap-schedule",)
     found += [arm(pair, f"oracle-{b}", "tree", record, b, eager) for b in ORACLE_BUDGETS]
-    return [*found, changing(pair, "auto-cycle", jobs), changing(pair, "auto-oracle", record, eager)]
+    found += [changing(pair, "auto-cycle", jobs), changing(pair, "auto-oracle", record, eager)]
+    return [*found, *(caching(pair, kind) for kind in ("ar", "tree"))]
 
 
 def changing(pair: Path, name: str, jobs: tuple[dict[str, Any], ...], extra: tuple[str, ...] = ()) -> Arm:
     """An arm whose every round has another width than the one before."""
     made = arm(pair, name, "auto", jobs, max(AUTO_WIDTHS), extra)
     return dataclasses.replace(made, widths=AUTO_WIDTHS, environ=plan.CYCLE)
+
+
+def caching(pair: Path, kind: str) -> Arm:
+    """An arm with the prefix cache on, whose requests come back with their answers in the prompt."""
+    params = {"max_new_tokens": TURN_TOKENS, "ignore_eos": True}
+    asks = [{"ids": ids, "params": params} for ids in load_prompts(pair)[:TURNS]]
+    turns = ({"job": "multi_turn", "asks": asks, "tail": [5, 6, 7]},)
+    extra = ("--enable-radix", *plan.KEEP_STATES, "--mamba-track-interval", str(TRACK_INTERVAL))
+    return dataclasses.replace(arm(pair, f"{kind}-radix", kind, turns, max(BUDGETS), extra), extra_buffer=True)
 
 
 def arm(
@@ -103,7 +122,7 @@ def unproven(rows: list[dict[str, Any]]) -> list[str]:
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows without what is only of use while looking for a fault."""
     keys = ("arm", "kind", "budget", "cap", "dtype", "accept_length", "off_spine", "nodes", "laws", "wrong")
-    keys += ("ranks", "rounds_compared")
+    keys += ("ranks", "rounds_compared", "prefix_cache")
     return [{key: row[key] for key in keys if row.get(key) is not None} for row in rows]
 
 
@@ -116,7 +135,7 @@ def record(
     tp: int = 1,
 ) -> dict[str, Any]:
     """The proof in the form that `proofs.judge` reads."""
-    reasons = unproven([row for row in rows if not suite.about_auto(row)])
+    reasons = unproven([row for row in rows if suite.about_trees(row)])
     return {
         "schema": proofs.SCHEMA,
         "engine": proofs.engine_digest(states=kept, tp=tp),
@@ -129,6 +148,7 @@ def record(
         "max_budget": max(BUDGETS),
         "passed": not reasons,
         **suite.auto_key(rows, kept),
+        **suite.prefix_cache_key(rows),
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when)),
         "suite": {"seconds": round(seconds, 1), "unproven": reasons, "rows": summary(rows)},
     }
@@ -222,9 +242,10 @@ def main(argv: list[str]) -> int:
     path = write(options.proofs_dir, proof)
     for reason in proof["suite"]["unproven"]:
         print(f"unproven: {reason}")
-    for row in filter(suite.about_auto, rows):
-        for line in row["wrong"]:
-            print(f"mode auto unproven: {row['arm']}: {line}")
+    for what, about in (("mode auto", suite.about_auto), ("the prefix cache", suite.about_prefix_cache)):
+        for row in filter(about, rows):
+            for line in row["wrong"]:
+                print(f"{what} unproven: {row['arm']}: {line}")
     verdict = "proven" if proof["passed"] else "FAILED"
     several = f", {options.tp} GPUs to a model" if options.tp > 1 else ""
     print(f"{verdict} on compute capability {capability}{several}, states kept as {options.states}; recorded in {path}")

@@ -3,7 +3,8 @@
 SPEC: {"argv": [...], "jobs": [{"job": NAME, ...arguments}], "environ": {...}, "seed": 1 or null (keep the weights),
 "float32": bool, "informed": bool, "late_seeds": bool, "extra_buffer": bool, "gpu_lock": PATH or null,
 "memory": [shares, of], "tp": 1, "store": PATH or null}.
-OUT: {"ok": true, "start_s": ..., "states": "snapshots" or "records", "results": [...]}
+OUT: {"ok": true, "start_s": ..., "states": "snapshots" or "records", "prefix_cache": the strategy by which recurrent
+states are kept for later requests or null, "results": [...]}
 or {"ok": false, "error": traceback}.
 With tp above 1 the arm is as many processes, told their rank, that find each other through the file `store`, which must
 not be there yet. All do the jobs; OUT then has `sums`, one of each tree round, in which ranks must agree.
@@ -100,6 +101,15 @@ def kept_states(session: Any) -> str:
     return states.SNAPSHOTS if records.of_pool(pool) is None else states.RECORDS
 
 
+def cached_by(session: Any) -> str | None:
+    """The strategy by which this server keeps recurrent states for later requests; None if it keeps none."""
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    view = resolved_view(session.server_args)
+    kept = view.uses_mamba_radix_cache and not view.disable_radix_cache
+    return str(view.mamba_radix_cache_strategy) if kept else None
+
+
 def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
     start = time.perf_counter()
     if spec.get("tp", 1) > 1:
@@ -132,7 +142,8 @@ def run(spec: dict[str, Any], rank: int = 0) -> dict[str, Any]:
         results = [answered(session, dict(entry), lock, seen) for entry in spec["jobs"]]
     took = {"start_s": round(now - start, 1), "load_s": round(now - begin, 1)}
     rounds = {} if seen is None else {"sums": [int(one) for one in seen.sums]}
-    return {"ok": True, **took, "states": kept_states(session), "results": results, **rounds}
+    kept = {"states": kept_states(session), "prefix_cache": cached_by(session)}
+    return {"ok": True, **took, **kept, "results": results, **rounds}
 
 
 def watched(spec: dict[str, Any]) -> Any:

@@ -59,6 +59,7 @@ def multi_turn(session: Session, *, asks: list[dict[str, Any]], tail: list[int])
         "ids": [a.ids for a in (*first, *second)],
         "finish": [a.finish for a in (*first, *second)],
         "cached": [a.cached for a in second],
+        "prompts": [len(ask["ids"]) for ask in asks],
         "rounds": [a.rounds for a in (*first, *second)],
         "counters": counters(session),
     }

@@ -305,12 +305,15 @@ def behaviour(target: str) -> list[Arm]:
 
 
 def selftest(target: str) -> list[Arm]:
-    """What a host proves for itself: the matrix's ends, the oracle, no sync. Its proof covers budgets up to 64."""
+    """What a host proves for itself: the matrix's ends, the oracle, no sync; of a hybrid target also its states in the
+    prefix cache. Its proof covers budgets up to 64, with the prefix cache up to 16.
+    """
     tails = ("ar", "dflash", "linear", "tree-1-8", "tree-16-1", "tree-16-8", "tree-64-8")
     names = [f"{target}/{tail}" for tail in tails]
     audit = next(a for a in audits(target) if a.name == f"{target}/audit")
     law = next(a for a in oracle(target) if a.budget == 32)
-    return [*(a for a in matrix(target) if a.name in names), audit, law]
+    turns = [a for a in behaviour(target) if target == "hybrid" and a.name.endswith("-radix")]
+    return [*(a for a in matrix(target) if a.name in names), audit, law, *turns]
 
 
 def half_precision(target: str) -> list[Arm]:

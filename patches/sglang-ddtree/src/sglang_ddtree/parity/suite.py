@@ -72,6 +72,7 @@ def judge_arm(arm: Arm, results: Results, by_name: dict[str, Arm]) -> dict[str, 
         "nodes": counted.get("nodes_per_tree"),
         "wrong": wrong,
         **({"late": True} if late else {}),
+        **({"prefix_cache": result["prefix_cache"]} if result.get("prefix_cache") else {}),
         **({"measured": measured} if measured else {}),
         **({"ranks": arm.tp, "rounds_compared": len(result["sums"])} if arm.tp > 1 else {}),
     }
@@ -97,6 +98,31 @@ def auto_key(rows: list[dict[str, Any]], kept: str) -> dict[str, str]:
     return {"auto": proofs.auto_digest(states=kept)} if shown else {}
 
 
+def about_prefix_cache(row: dict[str, Any]) -> bool:
+    """Whether the row is of an arm with the prefix cache on."""
+    return str(row["arm"]).partition("/")[2].removesuffix("@records").endswith("-radix")
+
+
+def prefix_cache_key(rows: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """What a record says of the prefix cache: by the strategy that a server resolved, the widest tree whose states went
+    through it, if the arms that ran with the cache were right and side branches of trees were accepted in them.
+    Otherwise nothing, which leaves what is said of trees without it as it is.
+    """
+    own = [row for row in rows if about_prefix_cache(row)]
+    if any(row["wrong"] for row in own):
+        return {}
+    shown: dict[str, int] = {}
+    for row in own:
+        if row.get("prefix_cache") and row.get("off_spine"):
+            shown[row["prefix_cache"]] = max(row["budget"], shown.get(row["prefix_cache"], 0))
+    return {"prefix_cache": shown} if shown else {}
+
+
+def about_trees(row: dict[str, Any]) -> bool:
+    """Whether a record stands or falls with the row; the others decide about a key of their own."""
+    return not about_auto(row) and not about_prefix_cache(row)
+
+
 def kept_by(arms: list[Arm]) -> str:
     """How the trees of these arms keep states. Raises SectionError where that is not one way: a record is about one."""
     kept = sorted({arm.states for arm in arms if arm.kind in ("tree", "auto")})
@@ -115,7 +141,6 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     wrong = {row["arm"]: row["wrong"] for row in rows if row["wrong"]}
     kept, tp = kept_by(arms), max(arm.tp for arm in arms)
-    fixed = [row for row in rows if not about_auto(row)]
     return {
         "schema": proofs.SCHEMA,
         "engine": proofs.engine_digest(states=kept, tp=tp),
@@ -126,8 +151,9 @@ def proof(rows: list[dict[str, Any]], arms: list[Arm], when: str) -> dict[str, A
         "compute_capability": args.compute_capability(range(tp)),
         "driver": proofs.running_driver(),
         "max_budget": max(arm.budget for arm in arms),
-        "passed": not any(row["wrong"] for row in fixed),
+        "passed": not any(row["wrong"] for row in rows if about_trees(row)),
         **auto_key(rows, kept),
+        **prefix_cache_key(rows),
         "when": when,
         "suite": {"gpu": device, "torch": torch.__version__, "arms": [row["arm"] for row in rows], "wrong": wrong},
     }

@@ -65,9 +65,13 @@ def job_failures(result: Result) -> list[str]:
 def missed(job: Result) -> list[str]:
     """What a job was to meet and did not, so that its equal tokens would show nothing."""
     whole = [row for row in job.get("to_abort", []) if "ABORT" not in job["finish"][row]]
-    unfound = [row for row, count in enumerate(job.get("cached", [])) if not count]
-    return [f"request {row} ended before it was aborted" for row in whole] + [
-        f"request {row} found nothing in the prefix cache" for row in unfound
+    cached = job.get("cached", [])
+    unfound = [row for row, count in enumerate(cached) if not count]
+    own = [row for row, count in enumerate(cached) if 0 < count <= job.get("prompts", [0] * len(cached))[row]]
+    return [
+        *(f"request {row} ended before it was aborted" for row in whole),
+        *(f"request {row} found nothing in the prefix cache" for row in unfound),
+        *(f"request {row} found no more than its first prompt in the prefix cache" for row in own),
     ]
 
 
