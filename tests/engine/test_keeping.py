@@ -4,6 +4,7 @@ makes of the same configuration file.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -75,7 +76,9 @@ SETTINGS: tuple[tuple[str, dict[str, str]], ...] = (
 )
 
 
-def facts_of(folder: Path, chosen: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch) -> refusals.Facts:
+def facts_of(
+    folder: Path, chosen: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch, **resolved: Any
+) -> refusals.Facts:
     """What a server of these settings on the target in `folder` finds."""
     from sglang.srt.configs.model_config import ModelConfig
     from sglang_ddtree import args
@@ -84,7 +87,7 @@ def facts_of(folder: Path, chosen: dict[str, Any], dtype: str, monkeypatch: pyte
     model = ModelConfig(str(folder), dtype=dtype)
     view = SimpleNamespace(
         tp_size=1, base_gpu_id=0, gpu_id_step=1, decode_attention_backend=None, attention_backend="triton",
-        disable_radix_cache=True,
+        **{"disable_radix_cache": True, **resolved},
     )  # fmt: skip
     monkeypatch.setenv(config.ENV, json.dumps(chosen))
     given, auto = args.choices.from_environment()
@@ -168,6 +171,41 @@ def test_the_proof_is_looked_for_as_states_are_kept(folder: Any, monkeypatch: py
     monkeypatch.setenv(states.ENV, "snapshots")
     for mode in ("tree", "auto"):
         assert facts_of(at, {"mode": mode}, "auto", monkeypatch).proof == "proven.json#0"
+
+
+@pytest.mark.usefixtures("_sglang")
+@pytest.mark.parametrize("strategy", ["extra_buffer", "no_buffer"])
+def test_a_proof_is_looked_for_with_the_prefix_cache_where_there_is_one(
+    strategy: str, folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text model's records are about the wrapper, for which SGLang keeps states."""
+    from sglang_ddtree import args
+
+    monkeypatch.setattr(args, "compute_capability", lambda _gpus: "9.0")
+    cached = {"disable_radix_cache": False, "uses_mamba_radix_cache": True, "mamba_radix_cache_strategy": strategy}
+    proven = {"extra_buffer": "proven.json#1", "no_buffer": None}[strategy]
+
+    def facts(name: str, chosen: dict[str, Any], **resolved: Any) -> refusals.Facts:
+        return facts_of(folder(CONFIGS[name]), chosen, "auto", monkeypatch, **resolved)
+
+    trees = facts("wrapped", {"mode": "tree"}, **cached)
+    assert (trees.architecture, trees.prefix_cache) == ("Qwen3_5ForConditionalGeneration", strategy)
+    assert (trees.proof, trees.cache_proof, trees.auto) == ("proven.json#1", proven, False)
+    wide = facts("wrapped", {"mode": "tree", "budget": 17}, **cached)
+    assert (wide.proof, wide.cache_proof) == ("proven.json#1", None)
+    changing = facts("wrapped", {"mode": "auto", "widths": [15]}, **cached)
+    assert (changing.proof, changing.cache_proof, changing.auto) == ("proven.json#1", None, True)
+    assert "runs together" in changing.cache_reasons[1]
+    admitted = config.DDTreeConfig(mode="tree", allow_hybrid_unsafe=True)
+    shown = f"proven by {proven}" if proven else "unproven, admitted by --speculative-ddtree-allow-hybrid-unsafe"
+    assert args.verdict(admitted, trees) == shown
+    assert args.verdict(admitted, wide).startswith("unproven")
+    for off in ({**cached, "disable_radix_cache": True}, {**cached, "uses_mamba_radix_cache": False}):
+        facts_off = facts("wrapped", {"mode": "tree"}, **off)
+        assert (facts_off.prefix_cache, facts_off.cache_proof) == (None, None)
+        assert args.verdict(admitted, facts_off) == "proven by proven.json#1"
+    dense = dataclasses.replace(trees, hybrid="")
+    assert args.cache_strategy(SimpleNamespace(**cached), dense) is None
 
 
 @pytest.mark.usefixtures("_sglang")
