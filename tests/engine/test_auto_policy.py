@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -43,21 +44,152 @@ def test_it_is_never_much_slower_than_the_chain_and_close_to_the_best(profile: s
         assert alone[chosen] >= 0.97 * max(alone), (batch, SHAPES[chosen].name)
 
 
+def lost(run: simulation.Run, costs: CostTable, batch: int, accepted: np.ndarray) -> float:
+    """Milliseconds that rounds off the chain took more than the chain needs for their tokens."""
+    ms, mean = costs.at(batch), accepted.mean(0)
+    return sum(count * (ms[i] - ms[CHAIN] * (1 + mean[i]) / (1 + mean[CHAIN])) for i, count in enumerate(run.chosen))
+
+
 def test_probes_cost_at_most_what_is_set_aside() -> None:
-    """Where no tree is worth its round, all that is lost is what probes lose."""
+    """Where no tree is worth its round, though some are close to it."""
     costs = simulation.table_of(simulation.CURVES["H200's ratios, then compute"])
     accepted = acceptance("siblings are worthless")
     for batch in (1, 4, 16):
         run = start(costs)
         run.rounds(12000, batch, accepted)
         assert run.policy.current[batch] == CHAIN
-        assert run.policy.switches == 0
-        ms, mean = costs.at(batch), accepted.mean(0)
-        lost = sum(
-            count * (ms[i] - ms[CHAIN] * (1 + mean[i]) / (1 + mean[CHAIN])) for i, count in enumerate(run.chosen)
-        )
-        assert 0 < lost <= 0.005 * run.ms + module.START * costs.ms[0][CHAIN]
-        assert run.policy.probes == sum(run.chosen[:CHAIN])
+        aside = 1.25 * module.EXPLORE * run.ms + module.START * costs.ms[0][CHAIN]
+        assert 0 < lost(run, costs, batch, accepted) <= aside, batch
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_hopeless_trees_take_little_of_the_advance_and_never_run(batch: int) -> None:
+    """All that is lost is what probes lose: first to find out, then from what is saved."""
+    accepted = np.repeat(acceptance("sure")[:, CHAIN:], len(SHAPES), 1)
+    accepted[:, :CHAIN] //= 2
+    run = start(simulation.HOPELESS)
+    for rounds, share in ((700, 0.96 if batch == 1 else 0.98), (19300, 0.995)):
+        run.rounds(rounds, batch, accepted)
+        alone = simulation.speeds(accepted, simulation.HOPELESS, batch)
+        assert run.speed >= share * alone[CHAIN], (rounds, run.speed / alone[CHAIN])
+    assert (run.policy.current[batch], run.policy.switches) == (CHAIN, 0)
+    assert run.policy.probes == sum(run.chosen[:CHAIN])
+    assert all(map(run.policy.estimates.known, range(len(SHAPES))))
+    spent = lost(run, simulation.HOPELESS, batch, accepted) - module.EXPLORE * run.ms
+    assert spent <= 0.75 * module.START * simulation.HOPELESS.ms[0][CHAIN]
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("pair", simulation.PAIR)
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_short_run_gains_where_wider_trees_win(pair: str, batch: int, seed: int) -> None:
+    """The numbers of the self-test pair, in 700 rounds with their start."""
+    accepted = simulation.geometric(simulation.PAIR_SHAPES, simulation.PAIR[pair])
+    first = simulation.first_rounds(accepted, simulation.PAIR_SHAPES, simulation.PAIR_COSTS, batch, seed)
+    assert first.gain >= (1.05 if batch == 1 else 1.13)
+    assert first.compared is not None
+    assert first.compared <= (128 if batch == 1 else 48)
+
+
+@pytest.mark.parametrize(("batch", "soon"), [(1, 144), (8, 64)])
+@pytest.mark.parametrize("pair", simulation.PAIR)
+def test_a_clear_win_is_taken_soon(pair: str, batch: int, soon: int) -> None:
+    """By half of 21 runs; how soon one run is sure is left to chance."""
+    accepted = simulation.geometric(simulation.PAIR_SHAPES, simulation.PAIR[pair])
+    left = sorted(
+        simulation.first_rounds(accepted, simulation.PAIR_SHAPES, simulation.PAIR_COSTS, batch, seed).left or 9999
+        for seed in range(21)
+    )
+    assert left[10] <= soon, left
+
+
+def test_the_pairs_tokens_are_those_measured() -> None:
+    for lengths in simulation.PAIR.values():
+        accepted = simulation.geometric(simulation.PAIR_SHAPES, lengths)
+        assert 1 + accepted.mean(0) == pytest.approx(lengths, abs=0.1)
+        assert (np.diff(accepted[:, :-1]) >= 0).all()
+
+
+def test_a_tree_not_seen_is_imagined_from_the_chain() -> None:
+    """Half of a whole chain's nodes from 15 nodes on, 8 fifteenths of that for 8; and never more than was seen."""
+    estimates = Estimates(SHAPES)
+    assert estimates.expected(3) == 1.0
+    estimates.observe(Seen((0, 0, 0, 0, 100), (0, 0, 0, 0, 600), (0, 0, 0, 0, 5000)))
+    assert [estimates.expected(i) for i in range(4)] == pytest.approx([1 + 3 * 8 / 15, 4.0, 4.0, 4.0])
+    assert estimates.tokens(3) == 1.0
+    estimates.observe(Seen((0, 0, 0, 10**6, 100), (5 * 10**6, 0, 0, 0, 600), (26 * 10**6, 0, 0, 0, 5000)))
+    assert [estimates.expected(i) for i in range(4)] == pytest.approx([6.0] * 4, abs=1e-4)
+
+
+def test_the_widest_tree_is_the_first_probe_where_rows_are_cheap_and_a_narrow_one_where_they_are_dear() -> None:
+    for curve, batch, name in (("flat", 1, "64"), ("rows are dear", 16, "8")):
+        policy = Policy(SHAPES, simulation.table_of(simulation.CURVES[curve]))
+        policy.observe(Seen((0, 0, 0, 0, 20), (0, 0, 0, 0, 80), (0, 0, 0, 0, 400)))
+        chosen = [policy.choose(batch) for _ in range(3)]
+        assert {SHAPES[i].name for i in chosen} == {name, "chain"}
+
+
+def test_no_more_is_probed_from_one_look_to_the_next_than_makes_a_shape_known() -> None:
+    for batch, most in ((1, 16), (8, 2), (100, 1)):
+        policy = Policy(SHAPES, simulation.table_of(simulation.CURVES["flat"]))
+        policy.observe(Seen((0, 0, 0, 0, 2000), (0, 0, 0, 0, 8000), (0, 0, 0, 0, 40000)))
+        chosen = [policy.choose(batch) for _ in range(60)]
+        assert sum(i != CHAIN for i in chosen) == most, batch
+        assert not any(a != CHAIN and b != CHAIN for a, b in itertools.pairwise(chosen))
+
+
+def test_a_tree_that_could_win_only_by_more_than_a_whole_block_is_no_open_question() -> None:
+    """A chain of 9 tokens that vary much, and trees not seen; 16 tokens are a block."""
+    for dear, probed in ((1.7, True), (2.0, False)):
+        policy = Policy(SHAPES, CostTable((1,), ((5.0 * dear,) * CHAIN + (5.0,),)))
+        policy.observe(Seen((0, 0, 0, 0, 100), (0, 0, 0, 0, 800), (0, 0, 0, 0, 12000)))
+        assert any(policy.choose(1) != CHAIN for _ in range(8)) == probed
+
+
+def test_a_probe_that_is_expected_to_gain_is_paid_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 % of a round from 0.4 % of the time: every fifth. Trees of 9 tokens, too few to be chosen; chains of 5."""
+    monkeypatch.setattr(module, "START", 0.0)
+    policy = Policy(SHAPES, CostTable((1,), ((8.0,) * len(SHAPES),)))
+    chosen = []
+    for n in range(20, 1020):
+        policy.observe(Seen((0, 0, 0, 15, n), (120, 0, 0, 0, 4 * n), (1000, 0, 0, 0, 30 * n)))
+        chosen.append(policy.choose(1))
+    assert sum(i != CHAIN for i in chosen) == pytest.approx(200, abs=2)
+
+
+def test_the_advance_is_given_again_for_a_change_long_after_the_last() -> None:
+    policy = Policy(SHAPES, simulation.table_of(simulation.CURVES["flat"]))
+    trees, nodes, squares, given = 0, 0, 0, []
+    for rounds, accepted in ((0, 1), (100, 1), (100, 9), (module.APART, 9), (100, 1), (100, 1), (100, 9)):
+        for _ in range(rounds):
+            policy.choose(1)
+        policy._advance = 0.0
+        for some in (accepted - 1, accepted + 1):
+            trees, nodes, squares = trees + 500, nodes + 500 * some, squares + 500 * some**2
+        policy.observe(Seen((0, 0, 0, 0, trees), (0, 0, 0, 0, nodes), (0, 0, 0, 0, squares)))
+        given.append((policy.estimates.changes, policy._advance > 0))
+    assert given == [(0, False), (0, False), (1, False), (1, False), (2, True), (2, False), (3, False)]
+
+
+def test_nothing_is_worked_out_again_until_more_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round waits for the choice."""
+    policy = Policy(SHAPES, simulation.table_of(simulation.CURVES["flat"]))
+    seen = Seen((0, 0, 0, 0, 20), (0, 0, 0, 0, 80), (0, 0, 0, 0, 400))
+    policy.observe(seen)
+    asked = []
+    expected = policy.estimates.expected
+    monkeypatch.setattr(policy.estimates, "expected", lambda shape: asked.append(shape) or expected(shape))
+    policy.choose(1)
+    first = len(asked)
+    assert first > 0
+    for _ in range(20):
+        policy.choose(1)
+        policy.observe(seen)
+    assert len(asked) == first
+    policy.choose(2)
+    policy.observe(Seen((0, 0, 0, 0, 21), (0, 0, 0, 0, 84), (0, 0, 0, 0, 420)))
+    policy.choose(1)
+    assert len(asked) == 3 * first
 
 
 @pytest.mark.parametrize(
@@ -112,7 +244,8 @@ def test_the_same_observations_give_the_same_choices() -> None:
         run.rounds(2000, 4, acceptance("mixed"))
     assert first.chosen == second.chosen
     assert first.policy.summary() == second.policy.summary()
-    assert len({count > 0 for count in first.chosen}) == 1  # all were tried
+    assert first.policy.probes > 0
+    assert len(set(first.chosen)) > 2
 
 
 def test_of_equally_fast_shapes_the_narrower_runs() -> None:
@@ -148,7 +281,7 @@ def test_estimates_are_those_of_each_shape_alone() -> None:
     assert estimates.tokens(2) == pytest.approx(1 + accepted[:9000, 0].mean() + beyond)
     assert estimates.tokens(CHAIN) == pytest.approx(1 + accepted[9000:14000, CHAIN].mean())
     error = np.hypot(*(told[:5000, i].std() / 5000**0.5 for i in (1, 2)))
-    assert estimates.error(0, 2) == pytest.approx(error)
+    assert estimates.error(0, 2) == pytest.approx(error, rel=0.01)  # and of four imagined trees
     assert estimates.error(0, 2) < estimates.error(CHAIN, 0)
 
 
@@ -169,7 +302,7 @@ def test_shapes_and_what_they_tell() -> None:
     assert Shape(15, chain=True).narrowness < Shape(15).narrowness < Shape(16).narrowness
 
 
-@pytest.mark.parametrize("break_it", [lambda p: setattr(p, "_price", lambda *_: 0.0)])
+@pytest.mark.parametrize("break_it", [lambda p: setattr(p, "_price", lambda *_: 1e-9)])
 def test_the_budget_test_can_fail(break_it: Callable[[Policy], None]) -> None:
     """Free probes of trees that are not worth it are seen as a loss against the chain."""
     costs = simulation.table_of(simulation.CURVES["H200's ratios, then compute"])

@@ -6,9 +6,14 @@ verified tree tells what every narrower one would have had accepted. So the esti
 accepted nodes lie beyond the next narrower width, each from all trees that were wide enough. The chain reaches deeper
 than a narrow tree and has no siblings: it is estimated from chains alone.
 
-What the running shape cannot tell is found by probes, rounds of another shape. Each shape that would tell something
-saves a share of EXPLORE of the time, and probes when it can pay the expected loss; a probe expected to lose nothing
-is free, but two probes lie GAP rounds apart.
+What the running shape cannot tell is found by probes, rounds of another shape. A probe costs what it is expected to
+lose, and is paid from an advance of START rounds or from savings, a share EXPLORE of the time. The advance is for open
+questions alone: shapes that may be faster, as far as is known. Where a few trees show that none is worth its round,
+most of it stays in hand for the next change. What is bought is the probe that tells most for its price, waited for if
+need be: the widest tree where it costs little more than a narrow one, a narrow one where rows are dear.
+
+A shape hardly seen is imagined to accept a part of what the chain does (Estimates.imagined). Without that, the first
+look at a tree would be priced as a round that gives one token, and be saved for while a better width waits.
 """
 
 from __future__ import annotations
@@ -19,21 +24,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_ddtree.auto.costs import CostTable
-from sglang_ddtree.auto.shapes import Shape, told_by
+from sglang_ddtree.auto.shapes import Shape, intervals, told_by
 
 EXPLORE = 0.004  # share of the time that probes may cost; prices are estimates, and what they miss is kept in hand
-START = 16.0  # rounds' worth of probes in advance, once, so that the first comparison need not be saved for
-GAP = 4  # rounds from one probe to the next
+START = 32.0  # rounds' worth of probes in advance, once, so that the first comparison need not be saved for
+GAP = 2  # rounds from one probe to the next
+FREE = 0.02  # rounds that a probe costs where it is expected to lose less: it may lose after all
 HALF_LIFE = 16384.0  # trees verified after which an observation weighs half
 BLOCK = 768.0  # newest trees that are compared with those before: if they lie further apart than
 SURPRISE = 5.0  # standard errors, the workload has changed,
 KEPT = 8.0  # what was seen before the block keeps the weight of this many trees,
-APART = 16000  # and the advance is given once more if the last was so many rounds ago, a thousandth of their time
-KNOWN = 48.0  # weighted trees before an estimate takes part in choices
-SHRINK = 4.0  # imagined trees with nothing accepted, in the price of a probe of a shape hardly seen
+APART = 16000  # and the advance is given again if the last was so many rounds ago, of whose time it is 0.2 %
+KNOWN = 16.0  # weighted trees before an estimate takes part in choices; nor are more probed from one look to the next
+SHRINK = 4.0  # imagined trees beside those seen: they accept
+PRIOR = 0.5  # this part of what the chain makes likely
 MARGIN = 0.01  # a step to a wider tree, or off the chain, must promise this gain
-DEVIATIONS = 2.0  # and this many standard errors more
-PATIENCE = 3  # in this many decisions on new data, one after the other
+DEVIATIONS = 1.0  # and this many standard errors more: a step in error is soon seen, as what runs is seen most
+HOPE = 2.0  # standard errors above what is expected of it at which a shape is still worth the advance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,9 @@ class Estimates:
         self.half_life = half_life
         size = len(self.shapes)
         self.chain = size - 1
+        self._parts = [told_by(self.shapes, place) for place in range(size)]
+        self._tellers = [[j for j in range(size) if i in self._parts[j]] for i in range(size)]
+        self._shares = _shares(self.shapes)
         self.weight, self.sum, self.square = [0.0] * size, [0.0] * size, [0.0] * size
         self._block, self._block_sum = [0.0] * size, [0.0] * size
         self._before = Seen((0,) * size, (0,) * size, (0,) * size)
@@ -69,7 +79,7 @@ class Estimates:
             return False
         fade = 0.5 ** (sum(new) / self.half_life)
         for i in range(len(self.shapes)):
-            told = sum(new[j] for j in range(len(self.shapes)) if i in told_by(self.shapes, j))
+            told = sum(new[j] for j in self._tellers[i])
             accepted = now.sums[i] - self._before.sums[i]
             self.weight[i] = self.weight[i] * fade + told
             self.sum[i] = self.sum[i] * fade + accepted
@@ -113,23 +123,64 @@ class Estimates:
 
     def parts(self, shape: int) -> range:
         """The estimates whose sum is the shape's accepted nodes."""
-        return told_by(self.shapes, shape)
+        return self._parts[shape]
 
     def known(self, shape: int) -> bool:
         return all(self.weight[i] >= KNOWN for i in self.parts(shape))
 
-    def tokens(self, shape: int, shrink: float = 0.0) -> float:
-        """Expected tokens of a request and round, the bonus included; `shrink` imagined trees accepted nothing."""
-        return 1.0 + sum(self.sum[i] / (self.weight[i] + shrink) for i in self.parts(shape) if self.weight[i] > 0)
+    def tokens(self, shape: int) -> float:
+        """Tokens of a request and round as seen, the bonus included."""
+        return 1.0 + sum(self.sum[i] / self.weight[i] for i in self.parts(shape) if self.weight[i] > 0)
+
+    def expected(self, shape: int) -> float:
+        """Tokens of a request and round, SHRINK imagined trees counted beside those seen."""
+        parts = self.parts(shape)
+        return 1.0 + sum((self.sum[i] + SHRINK * self.imagined(i)) / (self.weight[i] + SHRINK) for i in parts)
+
+    def imagined(self, i: int) -> float:
+        """Accepted nodes before any were seen: PRIOR of what the chain tells.
+
+        By the drafter's own law the best-first tree of m nodes accepts as much as any of m nodes, so as much as the
+        chain's first m; and these at least m nodes' share of the chain's, since no node is accepted more often than
+        the one before it. Half of that is believed, as a drafter can be wrong about its second choices.
+        """
+        return self._mean(i) if i == self.chain else PRIOR * self._shares[i] * self._mean(self.chain)
 
     def error(self, a: int, b: int) -> float:
-        """Standard error of the difference of two shapes' tokens; of two trees, of what lies between them only."""
-        differ = set(self.parts(a)) ^ set(self.parts(b))
-        return math.sqrt(sum(self._variance(i) / self.weight[i] for i in differ if self.weight[i] > 0))
+        """Standard error of the difference of two shapes' tokens; of two trees, of what lies between them only.
+
+        The SHRINK imagined trees vary as the chain does.
+        """
+        return math.sqrt(sum(self._error(i) for i in set(self.parts(a)) ^ set(self.parts(b))))
+
+    def _error(self, i: int) -> float:
+        weight = self.weight[i] + SHRINK
+        return (self.weight[i] * self._variance(i) + SHRINK * self._variance(self.chain)) / weight**2
+
+    def _mean(self, i: int) -> float:
+        return self.sum[i] / self.weight[i] if self.weight[i] > 0 else 0.0
 
     def _variance(self, i: int) -> float:
-        mean = self.sum[i] / self.weight[i]
-        return max(0.0, self.square[i] / self.weight[i] - mean * mean)
+        return max(0.0, self.square[i] / self.weight[i] - self._mean(i) ** 2) if self.weight[i] > 0 else 0.0
+
+
+def _shares(shapes: Sequence[Shape]) -> list[float]:
+    """Of the chain's nodes, the share that each interval adds to as many nodes of a tree."""
+    depth = shapes[-1].nodes
+    return [(min(high, depth) - min(low, depth)) / depth for low, high in intervals(shapes)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is settled for a batch size until more is heard. data: the observation it was made on. probe, of the shapes
+    that may be faster, and refresh, of all, are the next to look at and the price in milliseconds.
+    """
+
+    data: int
+    running: int
+    saves: float
+    probe: tuple[int, float] | None
+    refresh: tuple[int, float] | None
 
 
 class Policy:
@@ -145,28 +196,48 @@ class Policy:
         self.probes = 0
         self._data = 0  # counts observations, so that a decision is made once on each
         self._decided = dict.fromkeys(table.batches, 0)
-        self._streak: dict[int, tuple[int, int]] = {}
-        self._purse = [0.0] * len(self.shapes)
-        self._since_probe = 0
-        self._since_advance = 0
-        self._advance()
+        self._plans: dict[int, Plan] = {}
+        self._advance = self._saved = 0.0
+        self._since_probe = self._since_advance = self._unheard = 0
+        self._give_advance()
 
     def observe(self, seen: Seen) -> None:
         changes = self.estimates.changes
-        self._data += self.estimates.observe(seen)
+        if self.estimates.observe(seen):
+            self._data += 1
+            self._unheard = 0
         if self.estimates.changes != changes and self._since_advance >= APART:
-            self._advance()
+            self._give_advance()
 
     def choose(self, batch: int) -> int:
         """The shape of the next round of `batch` requests, as an index into `shapes`."""
+        plan = self._plans.get(batch)
+        if plan is None or plan.data != self._data:
+            plan = self._plans[batch] = self._planned(batch)
+        self._saved += plan.saves
+        self._since_probe += 1
+        self._since_advance += 1
+        probe = self._paid(plan) if self._since_probe >= GAP and self._unheard < KNOWN else None
+        if probe is None:
+            return plan.running
+        self.probes += 1
+        self._since_probe = 0
+        self._unheard += batch
+        return probe
+
+    def _planned(self, batch: int) -> Plan:
         costs, place = self.table.at(batch), self.table.place(batch)
         if self._decided[place] != self._data:
             self._decided[place] = self._data
             self._decide(place, costs)
         running = self.current[place]
-        probe = self._probe(running, costs)
-        self.probes += probe is not None
-        return running if probe is None else probe
+        probe = refresh = None
+        if self.estimates.known(running):
+            chain = self.estimates.chain
+            asked = [i for i in range(len(costs)) if i != running and (i > running or chain in (i, running))]
+            probe = self._telling([i for i in asked if self._may_win(running, i, costs)], running, costs)
+            refresh = self._telling(asked, running, costs)
+        return Plan(self._data, running, EXPLORE * costs[running], probe, refresh)
 
     # -- which shape runs ----------------------------------------------------------------------------------------------
 
@@ -176,17 +247,9 @@ class Policy:
             return
         speed = {i: self.estimates.tokens(i) / costs[i] for i in range(len(costs)) if self.estimates.known(i)}
         better = [i for i in speed if i != running and speed[i] >= speed[running] * (1 + self._needed(running, i))]
-        if not better:
-            self._streak.pop(place, None)
-            return
-        best = min(better, key=lambda i: (-speed[i], self.shapes[i].narrowness))
-        wanted, times = self._streak.get(place, (best, 0))
-        times = times + 1 if wanted == best else 1
-        self._streak[place] = (best, times)
-        if times >= PATIENCE:
-            self.current[place] = best
+        if better:
+            self.current[place] = min(better, key=lambda i: (-speed[i], self.shapes[i].narrowness))
             self.switches += 1
-            del self._streak[place]
 
     def _needed(self, running: int, wanted: int) -> float:
         """The gain a step must promise: none towards the chain or a narrower tree, so that ties go there."""
@@ -197,38 +260,42 @@ class Policy:
 
     # -- probes --------------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _give_advance(self) -> None:
         """Let the first comparisons, of a start or of a change, not wait until they are saved for."""
         self._since_advance = 0
-        for i in range(len(self._purse)):
-            self._purse[i] += START * self.table.ms[0][self.estimates.chain] / len(self._purse)
+        self._advance = START * self.table.ms[0][self.estimates.chain]
 
-    def _probe(self, running: int, costs: Sequence[float]) -> int | None:
-        """Another shape for this round, if one that would tell something can be paid for."""
-        chain = self.estimates.chain
-        asked = [i for i in range(len(costs)) if i != running and (i > running or chain in (i, running))]
-        self._since_probe += 1
-        self._since_advance += 1
-        for i in asked:
-            self._purse[i] += EXPLORE / len(asked) * costs[running]
-        if not self.estimates.known(running) or self._since_probe < GAP:
+    def _paid(self, plan: Plan) -> int | None:
+        """Another shape for this round, if there is the money for it."""
+        if plan.probe is not None and plan.probe[1] <= self._advance:
+            self._advance -= plan.probe[1]
+            return plan.probe[0]
+        if plan.refresh is not None and plan.refresh[1] <= self._saved:
+            self._saved = min(self._saved - plan.refresh[1], 4 * plan.refresh[1])
+            return plan.refresh[0]
+        return None
+
+    def _may_win(self, running: int, other: int, costs: Sequence[float]) -> bool:
+        """Whether another shape could be faster, as far as is known; no round gives more than the whole block."""
+        most = self.estimates.expected(other) + HOPE * self.estimates.error(running, other)
+        block = 1 + self.shapes[self.estimates.chain].nodes
+        return min(most, block) / costs[other] > self.estimates.tokens(running) / costs[running] * (1 + MARGIN)
+
+    def _telling(self, asked: Sequence[int], running: int, costs: Sequence[float]) -> tuple[int, float] | None:
+        """The shape that tells most for its price."""
+        if not asked:
             return None
         prices = {i: self._price(running, i, costs) for i in asked}
-        affordable = [i for i in asked if self._purse[i] >= prices[i]]
-        if not affordable:
-            return None
-        probe = min(affordable, key=lambda i: (-self._doubt(i), self.shapes[i].narrowness))
-        self._purse[probe] = min(self._purse[probe] - prices[probe], 4 * prices[probe])
-        self._since_probe = 0
-        return probe
+        best = min(asked, key=lambda i: (-self._doubt(i) / prices[i], self.shapes[i].narrowness))
+        return best, prices[best]
 
     def _price(self, running: int, probe: int, costs: Sequence[float]) -> float:
         """Milliseconds a probe is expected to lose: its time less what the running shape needs for its tokens."""
-        worth = self.estimates.tokens(probe, SHRINK) / self.estimates.tokens(running)
-        return max(0.0, costs[probe] - costs[running] * worth)
+        worth = self.estimates.expected(probe) / self.estimates.tokens(running)
+        return max(FREE * costs[running], costs[probe] - costs[running] * worth)
 
     def _doubt(self, shape: int) -> float:
-        return max(1 / (1 + self.estimates.weight[i]) for i in self.estimates.parts(shape))
+        return sum(1 / (1 + self.estimates.weight[i]) for i in self.estimates.parts(shape))
 
     # -- reports -------------------------------------------------------------------------------------------------------
 

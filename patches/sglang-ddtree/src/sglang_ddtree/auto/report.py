@@ -30,8 +30,10 @@ class Gauges:
 
     def __init__(self, labels: dict[str, str], shapes: Sequence[Shape]) -> None:
         self._labels, self._shapes = labels, tuple(shapes)
-        self._width = self._gauge("width", "Nodes of the shape that the last rounds were verified in.", [])
-        self._rounds = self._gauge("width_rounds", "Rounds verified in this shape since the start.", ["width"])
+        width = self._gauge("width", "Nodes of the shape that the last rounds were verified in.", [])
+        self._width = width.labels(**labels)
+        rounds = self._gauge("width_rounds", "Rounds verified in this shape since the start.", ["width"])
+        self._rounds = [rounds.labels(**labels, width=shape.name) for shape in shapes]
         self._ms = self._gauge(
             "width_ms", "Milliseconds of a round of this shape and batch, measured at start.", ["width", "batch"]
         )
@@ -47,6 +49,7 @@ class Gauges:
                 self._ms.labels(**self._labels, width=shape.name, batch=str(batch)).set(ms)
 
     def set(self, last: int, rounds: Sequence[int]) -> None:
-        self._width.labels(**self._labels).set(self._shapes[last].nodes)
-        for shape, count in zip(self._shapes, rounds, strict=True):
-            self._rounds.labels(**self._labels, width=shape.name).set(count)
+        """Every few rounds, between their launches: so the gauges were looked up by their labels before."""
+        self._width.set(self._shapes[last].nodes)
+        for gauge, count in zip(self._rounds, rounds, strict=True):
+            gauge.set(count)
