@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang_ddtree.parity import models
 
+from benchmarks.gpu.tables import rows_of
 from ddtree_ops.shapes import Recurrence, parse_model
 
 H200_BYTES_PER_US = 4.8e6  # NVIDIA's data sheet: 4.8 TB/s
@@ -167,8 +168,7 @@ def seen_table(rows: list[dict[str, Any]], target: str, batch: int) -> str:
 
 def tables() -> dict[str, str]:
     """The generated parts of docs/engine-performance.md by the name of their markers."""
-    stages = json.loads(RESULTS.read_text())["stages"]
-    costs = [row for name in ("costs", "costs-slice") for row in stages.get(name, {}).get("result") or []]
+    costs = rows_of(json.loads(RESULTS.read_text()), ("costs", "costs-slice"))
     return {
         "floors-12": floor_table("shape-27b-12"),
         "floors-64": floor_table("shape-27b"),

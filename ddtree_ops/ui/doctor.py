@@ -11,7 +11,6 @@ from ddtree_ops.doctor import Finding, Level
 from ddtree_ops.doctor.visit import Visit
 from ddtree_ops.facts.gpu import Card
 from ddtree_ops.facts.memory import TOKENS, Compared
-from ddtree_ops.keeping import dtypes, gap
 from ddtree_ops.model import Mode
 from ddtree_ops.planner import GIB, Ask, MemoryPlan, largest_context, largest_running, plan_memory
 from ddtree_ops.ui.output import Output
@@ -96,7 +95,7 @@ def alternatives(ask: Ask) -> list[tuple[str, MemoryPlan, int, int]]:
                 (f"{name}, {way}", replace(tree, states=way))
                 for way in ("records", "snapshots")
                 for name, tree in trees
-                if way == "snapshots" or not gap(tree.target, tree.budget, tree.dtypes or dtypes(tree.target, {}, {}))
+                if way == "snapshots" or replace(tree, states=None).records
             ]
     return [(name, plan_memory(each), largest_running(each), largest_context(each)) for name, each in asks]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,16 @@ SHOWN = ("speculative_num_draft_tokens", "disable_overlap_schedule", "disable_ra
          "uses_mamba_radix_cache", "mamba_radix_cache_strategy", "context_length", "max_running_requests", "tp_size",
          "disable_custom_all_reduce", "flashinfer_allreduce_fusion_backend", "enable_nccl_nvls", "enable_symm_mem",
          "enable_torch_symm_mem", "enable_mscclpp")  # fmt: skip
+
+
+def resolved(asked: Mapping[str, Any], sglang: Path) -> dict[str, Any]:
+    """What this file says of the questions, run as a process on SGLang's sources."""
+    ran = subprocess.run([sys.executable, __file__, str(sglang)], input=json.dumps(asked), capture_output=True,
+                         text=True, cwd=Path(__file__).parents[2], timeout=300,
+                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
 
 
 def pretend_an_h200() -> None:

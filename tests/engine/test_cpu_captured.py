@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,14 +89,9 @@ def ours() -> Iterator[dict[str, dict[str, Any]]]:
     with contextlib.chdir(ROOT):
         launch = args.resolve(list(captured.ARGV))
     state = State(Engine(launch, pair(np.float32), tokenizer()), ["test"])
-    server = serve("127.0.0.1", 0, state)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     state.life = "up"
-    try:
-        yield {question.name: ask(server.server_port, question) for question in QUESTIONS}
-    finally:
-        server.shutdown()
-        server.server_close()
+    with captured.serving(serve("127.0.0.1", 0, state)) as port:
+        yield {question.name: ask(port, question) for question in QUESTIONS}
 
 
 def kind(name: str) -> str:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import parse_arms
 import pytest
 import sglang_setup
 from cpu_pair import FOLDER
@@ -74,11 +71,7 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     asked |= {arm.name: line(arm) for arm in (*on_two_by_nccl(), *pair_two.arms(FOLDER))}
     # last, since the architecture stays listed
     asked |= {arm.name: line(arm) for arm in (*sections.gather(ALL), *pair, *two) if arm.extra_buffer}
-    command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
-    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
-                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    found = parse_arms.resolved(asked, sglang_src)
     assert set(found) == set(asked)
     return found
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import parse_arms
 import pytest
 import sglang_setup
 from sglang_ddtree import proofs
@@ -86,12 +84,7 @@ def settled(sglang_src: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
             (folder / f"{place}.json").write_text(json.dumps(record))
         mode = ["--speculative-ddtree-proofs-dir", str(folder)]
         asked[name] = ([word.replace("models/", f"{root}/models/") for word in argv] + mode, False)
-    command = [sys.executable, str(Path(__file__).with_name("parse_arms.py")), str(sglang_src)]
-    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, timeout=300,
-                         env={**os.environ, "TRITON_INTERPRET": "1"}, check=False)  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    return parse_arms.resolved(asked, sglang_src)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,6 @@ It decodes nothing and so judges no request; whatever else differs on purpose is
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,14 +64,9 @@ def ours() -> Iterator[dict[str, dict[str, Any]]]:
     settings = Settings(given, "tree", 16, 8, 16, model, block)
     fast = Faults(tok_s=dict.fromkeys(("ar", "linear", "shadow-linear", "tree", "auto"), 4000.0))
     state = State(Engine(settings, fast), "0.5.17", ["test"], ())
-    server = serve("127.0.0.1", 0, state)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     state.life = "up"
-    try:
-        yield {question.name: ask(server.server_port, question) for question in ASKED}
-    finally:
-        server.shutdown()
-        server.server_close()
+    with captured.serving(serve("127.0.0.1", 0, state)) as port:
+        yield {question.name: ask(port, question) for question in ASKED}
 
 
 @pytest.mark.parametrize("name", [question.name for question in ASKED])
